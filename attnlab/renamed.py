@@ -85,6 +85,15 @@ SHAPED = 'attnlab.mixers.softmax.shaped.ShapedAttention'
 PENALISED = 'attnlab.functional.penalty.Penalised'
 
 
+def _two_way(fields: Fields) -> Fields:
+    """The convolutions of Vim were no part once, only their width."""
+    if 'prelude' in fields:
+        return fields
+    fields = dict(fields)
+    width = fields.pop('width', 4)
+    return {**fields, 'prelude': {'target': 'attnlab.nn.preludes.ShortConv', 'width': width, 'bias': True}}
+
+
 def _attention(fields: Fields) -> Fields:
     """`read` is a class of its own now, and `penalty` stands with the weights whose rows it is of."""
     fields = dict(fields)
@@ -120,6 +129,7 @@ UPGRADES: MappingProxyType[str, Callable[[Fields], Fields]] = MappingProxyType(
         'attnlab.blocks.block.Block': _block,
         'attnlab.mixers.linear.attention.LinearAttention': _linear_attention,
         'attnlab.mixers.softmax.attention.Attention': _attention,
+        'attnlab.mixers.state_space.two_sided.TwoWaySSM': _two_way,
         'attnlab.models.model.Classifier': _model(pool={'target': 'attnlab.nn.pools.MeanPool'}, streaming=False),
         'attnlab.models.model.Encoder': _model(pool=None, streaming=False),
         'attnlab.models.model.LanguageModel': _model(pool=None, streaming=True),

@@ -248,7 +248,10 @@ def test_a_gated_channel_mixer_has_the_nonlinearity_of_its_name(name):
         ('zoo=aero,mlp=plain', 'mlp=plain is for blocks with an MLP; those of zoo=aero have none'),
         ('zoo=aero,mlp=swiglu', 'mlp=swiglu is for blocks with an MLP; those of zoo=aero have none'),
         ('zoo=uniattn,norm=rmsnorm', 'norm=rmsnorm is for blocks that take one; those of zoo=uniattn have their own'),
-        ('zoo=mamba,conv=CD', 'conv=CD stands at channel mixers, and layers of this recipe have none'),
+        (
+            'zoo=mamba,conv=AC',
+            'C and D of conv=AC are at channel mixers, and layers of this recipe have none; choose AB',
+        ),
     ],
 )
 def test_language_names_mistakes_in_its_parts(argument, sentence):
@@ -323,8 +326,8 @@ def test_language_with_other_convolutions(argument):
     ('module', 'argument'),
     [
         (series, 'zoo=gla,conv=canon'),
-        (series, 'task=classification,zoo=mamba,conv=AC'),
-        (separation, 'zoo=mamba,conv=AC'),
+        (series, 'task=classification,zoo=mamba,conv=A'),
+        (separation, 'zoo=mamba,conv=A'),
         (images, 'zoo=swin,conv=AC,data=count'),
     ],
     ids=lambda each: each if isinstance(each, str) else '',
@@ -342,8 +345,8 @@ def test_other_configs_with_convolutions(module, argument):
         (series, 'system=chimera,inputs=apart', 'zoo=chimera mixes tokens on a grid; choose inputs=grid'),
         (series, 'zoo=gla,inputs=grid,conv=AC', 'conv=AC reads neighbours, and variates have none'),
         (series, 'system=itransformer,conv=canon', 'conv=canon reads neighbours, and variates have none'),
-        (recall, 'conv=D', 'conv=D stands at channel mixers, and layers of this model have none; choose A or B'),
-        (long_range, 'size=full,zoo=s4,conv=CD', 'conv=CD stands at channel mixers, and layers of this model have'),
+        (recall, 'conv=AD', 'C and D of conv=AD are at channel mixers, and layers of this model have none; choose AB'),
+        (long_range, 'size=full,zoo=s4,conv=CD', 'conv=CD are at channel mixers, and layers of this model have none'),
         (separation, 'conv=canon', 'conv=canon is of the layers of a recipe; give zoo=NAME'),
         (images, 'zoo=swin,conv=canon', 'point B of conv=canon needs a mixer with a prelude'),
         (images, 'zoo=swin,conv=AD,layout=paper', r'point D .* within a GatedMLP; the channel mixer is .*\.MLP'),

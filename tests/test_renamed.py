@@ -130,6 +130,14 @@ def test_what_a_class_of_today_does_not_take_is_named():
         build(from_plain(ATTENTION | {'read': READ, 'gate': gate}))
 
 
+@pytest.mark.parametrize('width', [{}, {'width': 4}])
+def test_vim_whose_convolutions_had_only_a_width(width):
+    today = plain(ZOO['vim'].spec)
+    saved = {name: value for name, value in today.items() if name != 'prelude'} | width
+    assert plain(from_plain(saved)) == today
+    assert from_plain(saved | {'width': 3}).prelude.width == 3
+
+
 @pytest.mark.parametrize('recipe', ['linear_transformer', 'retnet', 'gla'])
 def test_linear_attention_before_it_had_a_write_rule(recipe: str):
     today = plain(ZOO[recipe].spec)

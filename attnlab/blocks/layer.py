@@ -39,8 +39,8 @@ class Layer(abc.ABC):
 class MixerAndMLP(Layer):
     """A layer is a mixer and a channel mixer, each a branch; or several mixers, then a channel mixer.
 
-    Raises `UserError` for a pattern of mixers that does not fill whole layers, and for points at channel mixers alone
-    where there are none.
+    Raises `UserError` for a pattern of mixers that does not fill whole layers, and for points at channel mixers where
+    there are none; all four points are those that there are.
 
     Attributes:
       norm: of the branches; `None`: that of `Block`.
@@ -53,9 +53,9 @@ class MixerAndMLP(Layer):
     mixers: int = 1
 
     def pattern(self, mixers: tuple[ConfigDict, ...], *, depth: int, mlp: ConfigDict | None) -> Pattern:
-        if mlp is None and self.points and not set(self.points) & set('AB'):
+        if mlp is None and set(self.points) & set('CD') and set(self.points) != set('ABCD'):
             raise UserError(
-                f'conv={self.points} stands at channel mixers, and layers of this model have none; choose A or B'
+                f'C and D of conv={self.points} are at channel mixers, and layers of this model have none; choose AB'
             )
         parts: dict[str, ConfigDict] = {} if self.norm is None else {'norm': self.norm}
         if 'A' in self.points:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
-from attnlab.functional import cores
+from attnlab.functional.counted import counted_linear_attention
 from attnlab.functional.recomputed import recomputed
 from attnlab.functional.recurrences import document_starts, of_token_before, state_dtype
 from attnlab.typing import Heads, Keys, Queries, Segments, Values
@@ -58,11 +58,10 @@ def stabilised_linear_attention(
     m = running_maximum(keeps, jnp.concatenate([first, log_input[:, 1:]], axis=1))
     # Where a document starts there is nothing to decay.
     decay = jnp.where(starts, 0, jnp.minimum(log_forget + of_token_before(m, highest) - m, 0))
-    ones = jnp.ones_like(v[..., :1])
-    y, memory = cores.linear_attention(
+    y, memory = counted_linear_attention(
         q,
         _weighted(k, log_input - m),
-        jnp.concatenate([v, ones], axis=-1),
+        v,
         decay,
         state=jnp.where(continues[:, None, None, None], memory, 0),
         segments=segments,

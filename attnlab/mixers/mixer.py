@@ -3,7 +3,7 @@
 import abc
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from jax.typing import DTypeLike
@@ -19,7 +19,12 @@ class Mixer(Module):
     """Mixes a sequence along time: `y_t = f(x_1 .. x_t)`, or of the whole row when bidirectional.
 
     A mixer is built as `Mixer(dim, *, ..., rngs)` and is final: variation goes through the parts it is given.
+
+    Attributes:
+      convolves: of the class, whether it has a convolution of neighbours beside its method that no argument takes out.
     """
+
+    convolves: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Checks what every mixer is called with; raises `UserError` as `check_input` and `check_state` do."""

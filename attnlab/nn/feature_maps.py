@@ -272,8 +272,9 @@ class CosFormer(FixedMap):
 
         f(x_i) = [relu(x_i) sin(pi/2 i / span), relu(x_i) cos(pi/2 i / span)]
 
-    `span` is the longest distance, in tokens: beyond it weights are negative. The paper uses the length of the sequence
-    instead, so that the features of a prefix change with the length.
+    `span` is the longest distance, in tokens: beyond it weights would be negative, so that queries from place `span` of
+    their document on, counted from 0, are NaN. The paper uses the length of the sequence instead, so that the features
+    of a prefix change with the length.
     Qin et al. 2022, https://arxiv.org/abs/2202.08791.
     """
 
@@ -284,7 +285,9 @@ class CosFormer(FixedMap):
     ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
         """Returns the features of queries and of keys, by their positions from 1 on."""
         angle = (positions + 1).astype(state_dtype(q.dtype))[..., None, None] * (math.pi / 2 / self.span)
-        return _weighted_by(q, angle), _weighted_by(k, angle)
+        # Keys stay finite: those of one document share a memory with the next.
+        near = (positions < self.span)[..., None, None]
+        return _weighted_by(q, jnp.where(near, angle, jnp.nan)), _weighted_by(k, angle)
 
     def apply(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h k']:
         return jax.nn.relu(x)

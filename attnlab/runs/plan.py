@@ -5,9 +5,13 @@ import re
 from typing import Any
 
 import jax
+from flax import nnx
 
+from attnlab.blocks.block import Block
 from attnlab.errors import UserError
 from attnlab.functional.sequence import SEQUENCE
+from attnlab.nn.mlps import ConvolvedMLP
+from attnlab.nn.preludes import Canon
 from attnlab.runs.collectives import Exchange, exchanges
 from attnlab.runs.traffic import traffic
 from attnlab.tables import Column, Printer, Table, digits
@@ -94,10 +98,29 @@ def shortage(message: str) -> str:
 def _print_notices(setup: Setup, printer: Printer) -> None:
     for line in setup.missing_layers:
         printer.line(line)
+    points = _points(setup.model)
+    if points:
+        printer.line(f'residual convolutions stand at {points} of layers')
     for line in setup.time_division():
         printer.line(f'time over sequence {setup.mesh.shape[SEQUENCE]}: {line}')
     for line in setup.undivided():
         printer.line(f'whole on every device: {line}')
+
+
+def _points(model: nnx.Module) -> str:
+    """The points at which blocks of the model have residual convolutions (`conv=` of configs)."""
+    found = set()
+    for _, block in nnx.iter_modules(model):
+        if isinstance(block, Block):
+            within = any(isinstance(part, Canon) for _, part in nnx.iter_modules(block.mixer))
+            at = {
+                'A': isinstance(block.mixer_prelude, Canon),
+                'B': within,
+                'C': isinstance(block.mlp_prelude, Canon),
+                'D': isinstance(block.mlp, ConvolvedMLP),
+            }
+            found |= {point for point, there in at.items() if there}
+    return ''.join(sorted(found))
 
 
 def parameter_table(setup: Setup) -> Table:

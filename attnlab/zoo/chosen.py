@@ -106,17 +106,23 @@ POINTS = 'ABCD'
 def convolved(recipe: Recipe, conv: str) -> Recipe:
     """Returns the recipe with the short convolutions that `conv` names, for all recipes of a comparison or none.
 
-    `0`: those of its row. `none`: none, activations in the place of those of its row. `1`: layers alternate between a
-    gated short convolution (`base_conv`) and the recipe (Arora et al. 2023, https://arxiv.org/abs/2312.04927). Any of
-    `ABCD`, or `canon` for all four: residual convolutions at these points (Allen-Zhu 2025,
+    `0`: those of its row. `none`: none, activations in the place of those of its row; what is a convolution as a whole
+    stays (`base_conv`). `1`: layers alternate between a gated short convolution (`base_conv`) and the recipe (Arora et
+    al. 2023, https://arxiv.org/abs/2312.04927). Any of `ABCD`: residual convolutions at these points (Allen-Zhu 2025,
     https://ssrn.com/abstract=5240330); at B, where a mixer has a convolution or another prelude of its own, it keeps
-    that, and without channel mixers nothing stands at C and D, which are then refused without A or B.
+    that. `canon`, which is `ABCD`: at all four, or at A and B where there are no channel mixers.
 
-    Raises `UserError` for another `conv`, and for recipes whose layers or mixers have no such points.
+    Raises `UserError` for another `conv`, for recipes whose layers or mixers have no such points, and for `none` with
+    mixers that have a convolution beside their method which is no argument of theirs.
     """
     if conv == '0':
         return recipe
     if conv == 'none':
+        for mixer in (each for whole in recipe.pattern for each in within(whole)):
+            if getattr(named(mixer.target, 'zoo'), 'convolves', False):
+                raise UserError(
+                    f'conv=none: {mixer.target} keeps a convolution, which is no argument of it; choose conv=0'
+                )
         return dataclasses.replace(recipe, spec=tuple(_with_prelude(mixer, _bare) for mixer in recipe.pattern))
     if conv == '1':
         return dataclasses.replace(recipe, spec=ZOO['base_conv'].pattern + recipe.pattern)
@@ -125,8 +131,8 @@ def convolved(recipe: Recipe, conv: str) -> Recipe:
         raise UserError(f'conv={conv} must be 0, 1, none, canon, or points among {POINTS}, each at most once')
     if not isinstance(recipe.layer, MixerAndMLP | MixersAlone):
         raise UserError(f'conv={conv} goes with recipes that are mixers; blocks that wire their own branches take none')
-    if isinstance(recipe.layer, MixersAlone) and not set(points) & set('AB'):
-        raise UserError(f'conv={conv} stands at channel mixers, and layers of this recipe have none; choose A or B')
+    if isinstance(recipe.layer, MixersAlone) and set(points) & set('CD') and set(points) != set(POINTS):
+        raise UserError(f'C and D of conv={conv} are at channel mixers, and layers of this recipe have none; choose AB')
     pattern = recipe.pattern
     if 'B' in points:
         for mixer in pattern:

@@ -144,9 +144,10 @@ HYBRIDS = {
         layer=MixerAndMLP(norm=spec(OffsetRMSNorm)),
         notes=(
             'As in the released code: three gated delta layers, whose keys serve two values each, to one of gated '
-            'attention, a quarter of whose channels is rotated; gains of norms are 1 + w but for those of what is read '
-            'from memories. The final norm and the channel mixer are those of other recipes, the latter where theirs '
-            'is a mixture of experts. One key/value head; theirs one for every eight, of twice the channels.'
+            'attention, a quarter of whose channels is rotated; gains of norms are 1 + w but for those of what is '
+            'read from memories. Biases of the steps of decays start as those of Mamba-2, in the released code at 1. '
+            'The final norm and the channel mixer are those of other recipes, the latter where theirs is a mixture of '
+            'experts. One key/value head; theirs one for every eight, of twice the channels.'
         ),
     ),
     'kimi_linear': Recipe(
@@ -158,7 +159,8 @@ HYBRIDS = {
         sequence=True,
         layer=MixerAndMLP(norm=spec(RMSNorm, eps=1e-5)),
         notes=(
-            'Three layers of kda to one of latent attention without positions, as mla with nothing rotated. The '
+            'Three layers of kda to one of latent attention without positions, as mla with nothing rotated. The output '
+            'gate has a bias, as in flash-linear-attention; that of the released model has none: gate.bias=False. The '
             'channel mixer of other recipes, where the paper has a mixture of experts.'
         ),
     ),

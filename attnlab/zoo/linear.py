@@ -127,8 +127,8 @@ LINEAR = {
         sequence=True,
         notes=(
             'Distances are measured by feature_map.span, a number of tokens, where the paper has the length of the '
-            'sequence: no prefix depends on what follows it. init=paper leaves the linear maps as PyTorch makes them, '
-            'as the released code does.'
+            'sequence: no prefix depends on what follows it. Tokens beyond it in their document give NaN, as weights '
+            'would be negative. init=paper leaves the linear maps as PyTorch makes them, as the released code does.'
         ),
         start=UNTOUCHED,
     ),
@@ -217,9 +217,10 @@ LINEAR = {
         sequence=True,
         notes=(
             'Features as in the released code: positive and negative parts, where the first version of the paper has '
-            'cosines and sines. Without the rotation by place of what is summed, but not of the weights it is divided '
-            'by, and without the convolution of values, which are those of images. Keys, queries, values and gate are '
-            'separate maps. init=paper leaves linear maps as PyTorch makes them, as the released code does.'
+            'cosines and sines. Sums of weights are offset by 1e-6; in the code their means are. Without the rotation '
+            'by place of what is summed, but not of the weights it is divided by, and without the convolution of '
+            'values, which are those of images. Keys, queries, values and gate are separate maps. init=paper leaves '
+            'linear maps as PyTorch makes them, as the released code does.'
         ),
         start=UNTOUCHED,
     ),
@@ -756,7 +757,7 @@ LINEAR = {
         knobs={'heads': 'heads'},
     ),
     'mesa_net': Recipe(
-        spec=spec(MesaNet),
+        spec=spec(MesaNet, prelude=spec(ShortConv)),
         cite='von Oswald et al. 2025, https://arxiv.org/abs/2506.05233',
         causal=True,
         streaming=True,

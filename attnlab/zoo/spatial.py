@@ -25,6 +25,7 @@ from attnlab.nn.initialization import Gaussian, Initialization
 from attnlab.nn.norms import HeadRMSNorm, LayerNorm
 from attnlab.nn.orders import Snake
 from attnlab.nn.positions import GridRope
+from attnlab.nn.preludes import ShortConv
 from attnlab.zoo.recipe import NARROW, PYTORCH, UNTOUCHED, Hierarchy, Recipe, Start
 from attnlab.zoo.state_space import MAMBA
 from pallas_kernels import Relu
@@ -267,7 +268,7 @@ SPATIAL = {
         start=UNTOUCHED,
     ),
     'vim': Recipe(
-        spec=spec(TwoWaySSM),
+        spec=spec(TwoWaySSM, prelude=spec(ShortConv, bias=True)),
         cite='Zhu et al. 2024, https://arxiv.org/abs/2401.09417',
         bidirectional=True,
         packed=True,

@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 
-from attnlab.config import spec_of
+from attnlab.config import spec_of, takes
 from attnlab.configuration import config_of
 from attnlab.data.synthetic.recall import mixed_recall
 from attnlab.experiment.experiment import label_of
@@ -22,13 +22,13 @@ FAMILIES = {
     'key_dim': (
         *('linear_transformer', 'cosformer', 'hedgehog', 'nalaformer', 'performer', 'retnet', 'lightning', 'gla'),
         *('hgrn2', 'mlstm', 'delta_net', 'gated_delta_net', 'kda', 'gated_delta_product', 'gated_delta_net2', 'comba'),
-        'preconditioned_gdn',
+        *('preconditioned_gdn', 'taylorshift', 'based'),
     ),
     'bits': ('ecoformer',),
     'slots': ('gsa', 'raven'),
     'state': ('mamba', 'mamba2', 'mamba3', 's4d'),
     'width': ('rg_lru', 'mingru', 'minlstm'),
-    'heads': ('rwkv6', 'rwkv7', 'mesa_net', 'ttt_linear', 'titans_linear', 'slstm'),
+    'heads': ('rwkv6', 'rwkv7', 'mesa_net', 'ttt_linear', 'titans_linear', 'slstm', 'lizard'),
 }
 """Recipes by the argument that sets the size of their state; fewer heads are wider, and have the larger state."""
 
@@ -115,7 +115,9 @@ def config(recipe, argument, value, chosen):
     with found.unlocked():
         found.model.head = None
         found.model.inputs.scale = 0.2
-        found.model.stack.blocks[-1].mixer[argument] = value
+        # The first is the short convolution; at the end of the pattern of based attention has the argument too.
+        mixers = (block.mixer for block in found.model.stack.blocks[1:])
+        next(mixer for mixer in mixers if argument in takes(mixer))[argument] = value
         if chosen.recall is not None:
             shorten(found, chosen)
         found.checkpoint.every = found.steps

@@ -8,11 +8,18 @@ import pytest
 from flax import nnx
 
 from attnlab.blocks.block import Block
+from attnlab.config import build
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.mixers.convolution.gated import GatedConvolution
+from attnlab.mixers.linear.inline import LocalResidual
 from attnlab.mixers.softmax.attention import Attention
+from attnlab.mixers.spatial.linear import GridInLine
+from attnlab.nn.convolutions import DepthwiseConv
 from attnlab.nn.mlps import ConvolvedMLP, GatedMLP
-from attnlab.nn.preludes import Canon
+from attnlab.nn.neighbours import CentredConv
+from attnlab.nn.norms import HeadRMSNorm
+from attnlab.nn.preludes import Canon, ShortConv
 from attnlab.testing.contract import Subject, claimed
 from attnlab.testing.noise import noise
 from attnlab.zoo import ZOO
@@ -91,6 +98,37 @@ def test_an_argument_puts_them_in_any_recipe_or_takes_them_out():
     assert [each.mixer.target.rpartition('.')[2] for each in alternating] == ['GatedConvolution', 'LinearAttention']
 
 
+@pytest.mark.parametrize('name', ZOO)
+def test_without_convolutions_there_is_none_or_it_says_so(name):
+    """But that which is a convolution as a whole."""
+    try:
+        recipe = convolved(ZOO[name], 'none')
+    except UserError as error:
+        assert 'keeps a convolution, which is no argument of it; choose conv=0' in str(error)
+        recipe = ZOO[name]
+        assert any(convolutions(recipe))
+    else:
+        assert not any(convolutions(recipe))
+
+
+def convolutions(recipe):
+    for mixer in build(recipe.reduced()):
+        made = nnx.eval_shape(lambda mixer=mixer: mixer(32, rngs=nnx.Rngs(0)))
+        for _, part in nnx.iter_modules(made):
+            if not isinstance(made, GatedConvolution):
+                yield isinstance(part, ShortConv | DepthwiseConv | CentredConv | LocalResidual | GridInLine)
+
+
+def test_at_b_a_convolution_stands_behind_norms_of_queries_and_keys():
+    made = Attention(DIM, heads=2, prelude=Canon, qk_norm=HeadRMSNorm, position=None, rngs=nnx.Rngs(0))
+    x = noise(1, 6, DIM)
+    q, k, v, *_ = made._project(x, Context.full(1, 6), None)
+    plain = {name: getattr(made, name)(x).reshape(1, 6, 2, -1) for name in ('query', 'key', 'value')}
+    expected = made.query_norm(plain['query']), made.key_norm(plain['key']), plain['value']
+    for found, part, flat in zip((q, k, v), made.preludes, expected, strict=True):
+        np.testing.assert_allclose(found.reshape(1, 6, -1), part(flat.reshape(1, 6, -1), None)[0], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ('zoo', 'conv', 'message'),
     [
@@ -98,6 +136,8 @@ def test_an_argument_puts_them_in_any_recipe_or_takes_them_out():
         ('mha', 'AA', 'each at most once'),
         ('uniattn', 'A', 'blocks that wire their own branches take none'),
         ('mla', 'B', 'needs a mixer with a prelude'),
+        ('path', 'none', r'conv=none: .*\.PathAttention keeps a convolution'),
+        ('mamba', 'AD', 'are at channel mixers, and layers of this recipe have none; choose AB'),
     ],
 )
 def test_what_has_no_such_points_says_so(zoo, conv, message):

@@ -94,13 +94,25 @@ def test_levels_are_the_logarithm_of_the_length(length, levels):
     assert levels_of(length) == levels
 
 
+LENGTH = 65_536
+
+
 @pytest.mark.slow
-def test_long_sequences_stay_finite_and_near_float64():
+@pytest.mark.parametrize('strength', [1e-3, 10.0])
+@pytest.mark.parametrize('core', ['linear_attention', 'delta_rule'])
+def test_long_sequences_stay_finite_and_near_float64(core, strength):
+    """Decays weak and strong, every token with weights of its own."""
+
     def read(dtype):
-        q, k, v = (noise(1, 65536, 1, 8, seed=seed, dtype=jnp.bfloat16).astype(dtype) for seed in range(3))
-        log_decay = -1e-3 * jnp.abs(noise(1, 65536, 1, seed=3).astype(jnp.promote_types(dtype, jnp.float32)))
-        weights = jnp.ones((1, 65536, 1, 17), log_decay.dtype)
-        run = lambda v, **given: cores.linear_attention(q, k, v, log_decay, **given)  # noqa: E731
+        wide = jnp.promote_types(dtype, jnp.float32)
+        q, k, v = (noise(1, LENGTH, 1, 8, seed=seed, dtype=jnp.bfloat16).astype(dtype) for seed in range(3))
+        log_decay = -strength * jnp.abs(noise(1, LENGTH, 1, seed=3).astype(wide))
+        weights = jax.nn.softplus(noise(1, LENGTH, 1, 17, seed=5).astype(wide))
+        if core == 'delta_rule':
+            unit = (k.astype(wide) / jnp.linalg.norm(k.astype(wide), axis=-1, keepdims=True)).astype(jnp.bfloat16)
+            run = delta(q, unit.astype(dtype), log_decay, jax.nn.sigmoid(noise(1, LENGTH, 1, seed=4).astype(wide)))
+        else:
+            run = lambda v, **given: cores.linear_attention(q, k, v, log_decay, **given)  # noqa: E731
         return jax.jit(lambda v: read_by_level(run, v, weights)[0])(v)
 
     expected = read(jnp.float64)

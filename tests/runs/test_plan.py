@@ -18,7 +18,7 @@ from pallas_kernels import target
 
 def test_plan_for_gpus_names_memory_kernels_and_an_estimate():
     topology = topologies.find('H100x2')
-    config = language.get_config('zoo=gla+mha,size=tiny').unlock()
+    config = language.get_config('zoo=gla+mha,size=tiny,conv=AC').unlock()
     config.precision.activations, config.model.stack.depth = 'bfloat16', 1
     console = Console(file=io.StringIO(), width=200)
     print_plan_for(prepare(config.lock(), topology.devices), topology, Printer(console))
@@ -26,6 +26,7 @@ def test_plan_for_gpus_names_memory_kernels_and_an_estimate():
     assert 'mosaic_gpu' in text
     assert 'roofline estimate of a step (not measured)' in text
     assert 'optimiser' in text
+    assert 'residual convolutions stand at AC of layers' in text
     assert '989 TFLOP/s' in text
     assert 'no layer is Attention: config.model.stack.depth is 1, the pattern has 2 layers' in text
 

@@ -125,6 +125,10 @@ def kinds(mixers: tuple[ConfigDict, ...]) -> list[str]:
         ('nemotron_h', ['StateSpaceDual'] * 5 + ['Attention']),
         ('falcon_h1', ['SideBySide']),
         ('s_mamba', ['SideBySide']),
+        ('qwen3_next', ['LinearAttention'] * 3 + ['Attention']),
+        ('kimi_linear', ['LinearAttention'] * 3 + ['LatentAttention']),
+        ('jamba', ['SelectiveSSM'] * 4 + ['Attention'] + ['SelectiveSSM'] * 3),
+        ('minimax_01', ['LinearAttention'] * 7 + ['Attention']),
     ],
 )
 def test_patterns_of_hybrids_are_those_of_their_papers(name: str, pattern: list[str]):

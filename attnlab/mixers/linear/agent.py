@@ -43,6 +43,8 @@ class AgentAttention(TwoSided):
       rngs: draws the parameters.
     """
 
+    convolves = True
+
     def __init__(
         self, dim: int, *, heads: int, agents: int = 49, documents: int = 1, bias: bool = True, rngs: nnx.Rngs
     ):

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.functional.counted import counts_apart, with_sums_apart
 from attnlab.functional.levels import levels_of, no_levels, read_by_level
 from attnlab.functional.normalizers import FloorNormalizer, SumNormalizer
 from attnlab.functional.recomputed import recomputed_beside_products
@@ -25,9 +26,6 @@ from attnlab.nn.positions import Rope
 from attnlab.nn.preludes import Prelude
 from attnlab.nn.projections import Linear
 from attnlab.typing import Heads, Keys, Queries, Sequence, State, Values
-
-LANES = 128
-"""The channels of a whole tile of the kernels."""
 
 
 class LinearAttentionState(NamedTuple):
@@ -172,19 +170,19 @@ class LinearAttention(Mixer):
 
     @property
     def _counts_apart(self) -> bool:
-        """Whether sums of weights are a call of their own: a column beside whole tiles of values would need another."""
-        whole = self.value_dim % LANES == 0 and self.write.counts
-        return self.normalizer is not None and whole and self.causal and self.levels is None
+        """Whether sums of weights are a call of their own."""
+        apart = counts_apart(self.value_dim) and self.write.counts
+        return self.normalizer is not None and apart and self.causal and self.levels is None
 
     def _counted(
         self, q: Queries, k: Keys, v: Values, terms: Terms, *, state: State | None, **core: Any
     ) -> tuple[Float[Array, 'b t h u'], State]:
         """The reads and the memory with the sums of weights as a column beside them, computed apart."""
-        memory, column = (None, None) if state is None else (state[..., :-1], state[..., -1])
-        y, memory = self.write(q, k, v, terms, state=memory, **core)
-        sums, column = self.write.sums(q, k, terms, state=column, **core)
-        y = jnp.concatenate([y, sums.astype(y.dtype)[..., None]], axis=-1)
-        return y, jnp.concatenate([memory, column[..., None]], axis=-1)
+        return with_sums_apart(
+            lambda state: self.write(q, k, v, terms, state=state, **core),
+            lambda state: self.write.sums(q, k, terms, state=state, **core),
+            state,
+        )
 
     @property
     def divides_time(self) -> bool:

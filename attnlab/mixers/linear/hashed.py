@@ -1,6 +1,6 @@
 """Attention whose weights are products of binary codes, in linear time."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
@@ -8,6 +8,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from attnlab.context import PADDING, Context
+from attnlab.functional.counted import counted_linear_attention
 from attnlab.functional.normalizers import SumNormalizer
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.linear.write import Additive
@@ -86,16 +87,16 @@ class HashedAttention(Mixer):
         ones = jnp.ones_like(codes[..., :1])
         q = jnp.concatenate([codes, (self.bits + 1) * ones], axis=-1)
         k = jnp.concatenate([codes, ones], axis=-1)
-        # A column of ones among the values collects the sum of the weights.
-        v = jnp.concatenate([self.value(x).reshape(*codes.shape[:3], -1), ones], axis=-1)
-        core = {'scale': 1.0, 'segments': ctx.segments, 'implementation': self.implementation}
+        v = self.value(x).reshape(*codes.shape[:3], -1)
+        core: dict[str, Any] = {'scale': 1.0, 'segments': ctx.segments, 'implementation': self.implementation}
         if self.causal:
             before = None if state is None else carried(state.memory, ctx.segments_or_ones(), state.segment)
-            y, memory = Additive()(q, k, v, Terms(), state=before, **core)
+            y, memory = counted_linear_attention(q, k, v, state=before, **core)
             if state is not None:
                 state = HashedState(memory, ctx.segments_or_ones()[:, -1])
         else:
-            y = Additive().both_ways(q, k, v, Terms(), **core)
+            # A column of ones among the values collects the sum of the weights.
+            y = Additive().both_ways(q, k, jnp.concatenate([v, ones], axis=-1), Terms(), **core)
         y = SumNormalizer(eps=0.0)(y[..., :-1], y[..., -1])
         return self.output(y.reshape(x.shape)), state
 

@@ -59,6 +59,8 @@ class InLine(TwoSided):
       rngs: draws the parameters.
     """
 
+    convolves = True
+
     def __init__(
         self,
         dim: int,

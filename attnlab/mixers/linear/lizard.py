@@ -10,9 +10,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from attnlab.context import Context
-from attnlab.functional import cores
 from attnlab.functional.attend import attend, look
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
+from attnlab.functional.counted import counted_linear_attention
 from attnlab.functional.normalizers import SumNormalizer
 from attnlab.functional.reach import Reach
 from attnlab.functional.recomputed import recomputed_method
@@ -123,10 +123,10 @@ class Lizard(Mixer):
         self, q: Queries, k: Keys, v: Values, x: Sequence, ctx: Context, state: LizardState | None
     ) -> tuple[Heads, Float[Array, 'b h m u']]:
         q, k = self.feature_map.features(q, k, ctx.positions)
-        read, memory = cores.linear_attention(
+        read, memory = counted_linear_attention(
             q,
             k,
-            jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1),
+            v,
             jax.nn.log_sigmoid(self.forget(x).astype(state_dtype(x.dtype))),
             scale=1.0,
             state=None if state is None else carried(state.memory, ctx.segments_or_ones(), state.segment),

@@ -21,7 +21,7 @@ from attnlab.nn.feature_maps import UnitNorm
 from attnlab.nn.heads import head_channels
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.parameter import param
-from attnlab.nn.preludes import ShortConv
+from attnlab.nn.preludes import Prelude, ShortConv
 from attnlab.nn.projections import Linear
 from attnlab.typing import Heads, Sequence, State
 
@@ -34,7 +34,7 @@ class MesaState(NamedTuple):
 
     Attributes:
       regression: what keys have in common with each other and with values.
-      convs: the inputs that the convolutions of queries and of keys still need.
+      convs: the states of the preludes of queries and of keys; empty without preludes.
       segment: the segment of the last token, `b`; -1 before the first.
     """
 
@@ -49,8 +49,8 @@ class MesaNet(Mixer):
         P_t = a_t P_{t-1} + b_t k_t k_t^T        S_t = a_t S_{t-1} + b_t k_t v_t^T
 
     with gates of the input, `a = sigmoid(W_a x + c)` and `b = sigmoid(W_b x + d)`. Queries and keys are of length one,
-    after short convolutions and SiLU; values are projected alone. The ridge `l` is learned for every channel of a key,
-    at least 0.25 and 1 at first. The inverse is applied by conjugate gradients (`functional.ridge`).
+    after a prelude, short convolutions and SiLU; values are projected alone. The ridge `l` is learned for every channel
+    of a key, at least 0.25 and 1 at first. The inverse is applied by conjugate gradients (`functional.ridge`).
     von Oswald et al. 2025, https://arxiv.org/abs/2506.05233.
 
     Raises `UserError` for heads that do not divide the width.
@@ -62,6 +62,7 @@ class MesaNet(Mixer):
         *,
         heads: int,
         steps: int = 30,
+        prelude: Callable[..., Prelude] | None = ShortConv,
         gate: Callable[..., nnx.Module] | None = None,
         implementation: str | None = None,
         rngs: nnx.Rngs,
@@ -72,6 +73,7 @@ class MesaNet(Mixer):
           dim: model width.
           heads: each of `dim / heads` key and value channels.
           steps: of conjugate gradients.
+          prelude: made as `prelude(dim, rngs=)`, one each for queries and keys; `None`: none.
           gate: made as `gate(dim, dim, rngs=)`; multiplies the read; `None`: no gate.
           implementation: of the core; `None`: the default of the platform.
           rngs: draws the parameters.
@@ -79,7 +81,7 @@ class MesaNet(Mixer):
         self.heads, self.channels = heads, head_channels(dim, heads)
         self.steps, self.implementation = steps, implementation
         self.query, self.key, self.value = (Linear(dim, dim, rngs=rngs) for _ in range(3))
-        self.convs = nnx.List([ShortConv(dim, rngs=rngs) for _ in range(2)])
+        self.convs = nnx.List([] if prelude is None else [prelude(dim, rngs=rngs) for _ in range(2)])
         self.forget = ForgetGate(dim, heads=heads, rngs=rngs)
         self.strength = Linear(dim, heads, bias=True, rngs=rngs)
         start = nnx.initializers.constant(math.log(math.expm1(1 - LEAST)))
@@ -91,12 +93,11 @@ class MesaNet(Mixer):
 
     def __call__(self, x: Sequence, ctx: Context, state: MesaState | None = None) -> tuple[Sequence, MesaState | None]:
         wide, before = state_dtype(x.dtype), None
-        projected, convs = [], []
-        for i, (linear, conv) in enumerate(zip((self.query, self.key), self.convs, strict=True)):
-            y, after = conv(linear(x), ctx.segments, None if state is None else state.convs[i])
-            projected.append(UnitNorm().wide(self._by_head(y)))
+        projected, convs = [self.query(x), self.key(x)], []
+        for i, conv in enumerate(self.convs):
+            projected[i], after = conv(projected[i], ctx.segments, None if state is None else state.convs[i])
             convs.append(after)
-        q, k = projected
+        q, k = (UnitNorm().wide(self._by_head(y)) for y in projected)
         if state is not None:
             segments = ctx.segments_or_ones()
             before = Regression(*(carried(each, segments, state.segment) for each in state.regression))

@@ -51,6 +51,8 @@ class SoftmaxFreeAttention(TwoSided):
       rngs: draws the parameters.
     """
 
+    convolves = True
+
     def __init__(
         self,
         dim: int,

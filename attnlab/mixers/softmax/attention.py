@@ -91,7 +91,8 @@ class Attention(Mixer):
           kv_heads: key and value heads, a divisor of `heads`; `None`: as many.
           key_dim: channels of a query or key per head; `None`: `dim / heads`.
           value_dim: channels of a value per head; `None`: `key_dim`.
-          prelude: made as `prelude(features, rngs=)`, one each for queries, keys and values, before all else.
+          prelude: made as `prelude(features, rngs=)`, one each for queries, keys and values, after norms
+            and before rotations.
           shift: made as `shift(dim, heads=, channels=, rngs=)`, one for keys and one for values, which it mixes with
             those of the token before.
           qk_norm: made as `qk_norm(key_dim, heads=, rngs=)`, one for queries and one for keys, before positions.
@@ -216,16 +217,9 @@ class Attention(Mixer):
         self, x: Sequence, ctx: Context, state: AttentionState | None
     ) -> tuple[Queries, Keys, Values, tuple[Any, ...], tuple[Any, ...]]:
         batch, length, _ = x.shape
-        q, k, v = self.query(x), self.key(x), self.value(x)
-        preludes: list[Any] = []
-        if self.preludes:
-            before = (None,) * 3 if state is None else state.preludes
-            calls = zip(self.preludes, (q, k, v), before, strict=True)
-            (q, after_q), (k, after_k), (v, after_v) = (prelude(y, ctx.segments, kept) for prelude, y, kept in calls)
-            preludes = [after_q, after_k, after_v]
-        q = q.reshape(batch, length, self.heads, self.key_dim)
-        k = k.reshape(batch, length, self.kv_heads, self.key_dim)
-        v = v.reshape(batch, length, self.kv_heads, self.value_dim)
+        q = self.query(x).reshape(batch, length, self.heads, self.key_dim)
+        k = self.key(x).reshape(batch, length, self.kv_heads, self.key_dim)
+        v = self.value(x).reshape(batch, length, self.kv_heads, self.value_dim)
         shifts: list[Any] = []
         if self.shifts:
             k, after = self.shifts[0](k, x, ctx.segments, None if state is None else state.shifts[0])
@@ -233,6 +227,14 @@ class Attention(Mixer):
             shifts = [after, later]
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
+        preludes: list[Any] = []
+        projected = [q, k, v]
+        for i, prelude in enumerate(self.preludes):
+            flat = projected[i].reshape(batch, length, -1)
+            flat, after = prelude(flat, ctx.segments, None if state is None else state.preludes[i])
+            projected[i] = flat.reshape(projected[i].shape)
+            preludes.append(after)
+        q, k, v = projected
         if isinstance(self.position, Rope):
             q, k = self.position.rotate(q, ctx.positions), self.position.rotate(k, ctx.positions)
         elif isinstance(self.position, GridRope):

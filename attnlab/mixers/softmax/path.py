@@ -72,6 +72,8 @@ class PathAttention(Mixer):
       rngs: draws the parameters.
     """
 
+    convolves = True
+
     def __init__(
         self,
         dim: int,

@@ -83,6 +83,8 @@ class FactorisedAttention(TwoSided):
       rngs: draws the parameters.
     """
 
+    convolves = True
+
     def __init__(
         self,
         dim: int,

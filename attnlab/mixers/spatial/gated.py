@@ -45,6 +45,8 @@ class VisionGatedLinearAttention(TwoSided):
       rngs: draws the parameters.
     """
 
+    convolves = True
+
     def __init__(
         self,
         dim: int,

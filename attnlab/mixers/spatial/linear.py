@@ -51,6 +51,8 @@ class GridAgentAttention(TwoSided):
       rngs: draws the parameters.
     """
 
+    convolves = True
+
     def __init__(self, dim: int, *, heads: int, side: int = 7, bias: bool = True, rngs: nnx.Rngs):
         self.heads, self.channels, self.side = heads, head_channels(dim, heads), side
         self.query, self.value = (Linear(dim, dim, bias=bias, rngs=rngs) for _ in range(2))
@@ -95,6 +97,8 @@ class GridInLine(TwoSided):
       bias: whether the projections have one; that of keys would cancel.
       rngs: draws the parameters.
     """
+
+    convolves = True
 
     def __init__(self, dim: int, *, heads: int, bias: bool = True, rngs: nnx.Rngs):
         self.heads, self.channels = heads, head_channels(dim, heads)
@@ -152,6 +156,8 @@ class GridSoftmaxFreeAttention(TwoSided):
       bias: whether the projections have one.
       rngs: draws the parameters.
     """
+
+    convolves = True
 
     def __init__(
         self,
@@ -215,6 +221,8 @@ class GridNormAwareAttention(TwoSided):
       heads: number of heads.
       rngs: draws the parameters.
     """
+
+    convolves = True
 
     def __init__(self, dim: int, *, heads: int, rngs: nnx.Rngs):
         self.heads, self.channels = heads, head_channels(dim, heads)

@@ -75,6 +75,8 @@ class PlaneAttention(TwoSided):
       rngs: draws the parameters.
     """
 
+    convolves = True
+
     def __init__(self, dim: int, *, heads: int, side: int = 8, shifted: bool = False, rngs: nnx.Rngs):
         if heads < 3:
             raise UserError(f'heads of PlaneAttention is {heads}; it must be at least 3, one for every kind of planes')

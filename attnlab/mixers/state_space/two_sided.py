@@ -18,7 +18,7 @@ from attnlab.module import Module
 from attnlab.nn.convolutions import DepthwiseConv
 from attnlab.nn.norms import LayerNorm
 from attnlab.nn.orders import Orders, Raster
-from attnlab.nn.preludes import ShortConv
+from attnlab.nn.preludes import Prelude, ShortConv
 from attnlab.nn.projections import Linear
 from attnlab.typing import Segments, Sequence
 
@@ -36,15 +36,15 @@ class TwoWaySSM(TwoSided):
         x, z = split(u W_in)
         y = f(x) silu(z) + reversed(g(reversed(x))) silu(z)    out = y W_out / 2
 
-    `f` and `g` are each a short causal convolution and a scan (`SelectiveScan`), with parameters of their own; half the
-    sum is that of the released configs, the paper has the sum. Zhu et al. 2024, https://arxiv.org/abs/2401.09417.
+    `f` and `g` are each a prelude, a short causal convolution, and a scan (`SelectiveScan`), with parameters of their
+    own; half the sum is that of the released configs, the paper has the sum. Zhu et al. 2024, https://arxiv.org/abs/2401.09417.
 
     Args:
       dim: model width.
       expand: inner width over model width.
       state: states a channel.
       dt_rank: width of the bottleneck that step sizes are read through; `None`: `dim / 16`, rounded up.
-      width: of the convolutions.
+      prelude: made as `prelude(inner, rngs=rngs)`, one for each direction.
       implementation: of the core; `None`: the default of the platform.
       rngs: draws the parameters.
     """
@@ -56,14 +56,14 @@ class TwoWaySSM(TwoSided):
         expand: int = 2,
         state: int = 16,
         dt_rank: int | None = None,
-        width: int = 4,
+        prelude: Callable[..., Prelude] = ShortConv,
         implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
         inner, dt_rank = expand * dim, -(-dim // 16) if dt_rank is None else dt_rank
         scan: dict[str, Any] = {'state': state, 'dt_rank': dt_rank, 'implementation': implementation}
         self.input = Linear(dim, 2 * inner, axes=('embed', 'mlp'), rngs=rngs)
-        self.convs: Any = nnx.List([ShortConv(inner, width=width, bias=True, rngs=rngs) for _ in range(2)])
+        self.convs: Any = nnx.List([prelude(inner, rngs=rngs) for _ in range(2)])
         self.scans: Any = nnx.List([SelectiveScan(inner, **scan, rngs=rngs) for _ in range(2)])
         self.output = Linear(inner, dim, axes=('mlp', 'embed'), rngs=rngs)
 
@@ -123,6 +123,8 @@ class CrossScanSSM(TwoSided):
       implementation: of the core; `None`: the default of the platform.
       rngs: draws the parameters.
     """
+
+    convolves = True
 
     def __init__(
         self,

@@ -92,6 +92,24 @@ def gated_output(mixer: Mixer, out: np.ndarray, x: np.ndarray) -> np.ndarray:
     return apply(mixer.output, normed(mixer, out) * silu(apply(mixer.gate.linear, x)))
 
 
+class Ones(nnx.Module):
+    """Weights of levels that are all one."""
+
+    def __init__(self, dim: int, *, heads: int, rngs: nnx.Rngs):
+        self.heads, self.count = heads, 5
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jnp.ones((*x.shape[:2], self.heads, self.count), x.dtype)
+
+
+def level_weights(levels: nnx.Module, x: np.ndarray) -> np.ndarray:
+    """What a token reads of every token by level, `t s h`."""
+    scale = np.asarray(levels.scale[...], np.float64)
+    by_level = softplus(scale * apply(levels.linear, x).reshape(len(x), *scale.shape))
+    level = np.array([[(t ^ s).bit_length() for s in range(len(x))] for t in range(len(x))])
+    return np.moveaxis(np.take_along_axis(by_level, level[:, None], axis=2), 1, 2)
+
+
 def check_layer(
     name: str,
     equations: Callable[[LinearAttention, np.ndarray], np.ndarray],

@@ -268,6 +268,21 @@ def test_cosformer_weighs_by_distance_inside_a_short_span():
     check_layer('cosformer', cosformer, feature_map=CosFormer(span=12))
 
 
+def test_cosformer_gives_nan_beyond_its_span_and_nowhere_else():
+    mixer = recipe('cosformer', feature_map=CosFormer(span=4))
+    x, ctx = batch(np.asarray([[1, 1, 1, 1, 1, 1, 2, 2, 2]]))
+    y, _ = jax.jit(mixer)(x, ctx)
+    assert np.isnan(y[0]).all(axis=1).tolist() == [False] * 4 + [True] * 2 + [False] * 3
+    expected = documents(lambda row: cosformer(mixer, row), x, ctx)
+    np.testing.assert_allclose(y[0, [0, 1, 2, 3, 6, 7, 8]], expected[0, [0, 1, 2, 3, 6, 7, 8]], rtol=1e-9, atol=1e-9)
+    state, streamed = mixer.init_state(1, 9, jnp.float64), []
+    for t in range(9):
+        at = Context(ctx.positions[:, t : t + 1], ctx.segments[:, t : t + 1])
+        out, state = mixer(x[:, t : t + 1], at, state)
+        streamed.append(out)
+    np.testing.assert_allclose(jnp.concatenate(streamed, axis=1), y, rtol=1e-9, atol=1e-9)
+
+
 def test_the_maps_of_based_and_rebased_are_their_polynomials():
     check_layer('hedgehog', based, feature_map=Taylor())
     check_layer('hedgehog', rebased, feature_map=build(spec(SquaredProduct)))
@@ -361,7 +376,7 @@ def test_sums_of_weights_apart_are_those_of_a_column_of_ones(monkeypatch):
 
     runs = []
     for lanes in (128, 1000):
-        monkeypatch.setattr('attnlab.mixers.linear.attention.LANES', lanes)
+        monkeypatch.setattr('attnlab.functional.counted.LANES', lanes)
         runs.append((mixer._counts_apart, *jax.jit(jax.value_and_grad(in_two, has_aux=True))(x)))
     (apart, *found), (beside, *expected) = runs
     assert apart and not beside

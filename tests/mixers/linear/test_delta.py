@@ -1,5 +1,8 @@
 """The layers of the delta rule against their equations, as loops over tokens in numpy float64."""
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,18 +13,20 @@ from attnlab.config import build, spec
 from attnlab.errors import UserError
 from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.linear.write import Delta, PreconditionedDelta
-from attnlab.nn.decays import StepDecay
+from attnlab.nn.decays import LowRankStepDecay, StepDecay
 from attnlab.nn.feature_maps import SumNorm
-from attnlab.nn.gates import Moment, Terms, WriteStrength
+from attnlab.nn.gates import ChannelStrengths, LowRankGate, Moment, Terms, WriteStrength
 from attnlab.testing.noise import noise
 from tests.mixers.linear.equations import (
     DIM,
     HEADS,
+    Ones,
     apply,
     batch,
     check_layer,
     convolved,
     gated_output,
+    level_weights,
     normed,
     recipe,
     sigmoid,
@@ -76,6 +81,18 @@ def gated_delta_net(mixer: LinearAttention, x: np.ndarray, scale: float = 1.0) -
     return gated_output(mixer, out, x)
 
 
+def log_linear_gated_delta_net(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+    """What values give by themselves, one after another, each read by its level."""
+    q, k, v = convolved(mixer, x)
+    A, bias = (np.asarray(a[...], np.float64) for a in (mixer.decay.A_log, mixer.decay.step_size.bias))
+    decay = np.exp(-np.exp(A) * softplus(apply(mixer.decay.linear, x) + bias))[..., None] + np.zeros_like(k)
+    beta, weights, out = sigmoid(apply(mixer.gates.linear, x)), level_weights(mixer.levels, x), np.zeros_like(v)
+    for s in range(len(x)):
+        alone = np.where(np.arange(len(x))[:, None, None] == s, v, 0)
+        out += weights[:, s, :, None] * delta(unit(q), unit(k), alone, beta, decay)
+    return gated_output(mixer, out, x)
+
+
 def kda(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     q, k, v = convolved(mixer, x)
     A, bias = (np.asarray(a[...], np.float64) for a in (mixer.decay.A_log, mixer.decay.step_size.bias))
@@ -104,13 +121,15 @@ def gated_delta_product(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     return gated_output(mixer, out, x)
 
 
-def gated_delta_net2(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+def gated_delta_net2(
+    mixer: LinearAttention, x: np.ndarray, scale: float = 1.0, opened: Callable[[np.ndarray], np.ndarray] = silu
+) -> np.ndarray:
     q, k, v = convolved(mixer, x)
     A, bias = (np.asarray(a[...], np.float64) for a in (mixer.decay.A_log, mixer.decay.step_size.bias))
     step = softplus(apply(mixer.decay.up, apply(mixer.decay.down, x)) + bias)
     decay = np.exp(-np.exp(A)[:, None] * step.reshape(k.shape))
     q, k = unit(q), unit(k)
-    erase = sigmoid(apply(mixer.gates.erase, x)).reshape(k.shape) * k
+    erase = scale * sigmoid(apply(mixer.gates.erase, x)).reshape(k.shape) * k
     v = sigmoid(apply(mixer.gates.write, x)).reshape(v.shape) * v
     out = np.zeros_like(v)
     for h in range(HEADS):
@@ -119,7 +138,7 @@ def gated_delta_net2(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
             memory = decay[t, h][:, None] * memory
             memory = memory + np.outer(k[t, h], v[t, h] - memory.T @ erase[t, h])
             out[t, h] = memory.T @ q[t, h] / np.sqrt(q.shape[-1])
-    gate = silu(apply(mixer.gate.up, apply(mixer.gate.down, x)))
+    gate = opened(apply(mixer.gate.up, apply(mixer.gate.down, x)))
     return apply(mixer.output, normed(mixer, out) * gate)
 
 
@@ -127,14 +146,16 @@ def comba(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     q, k, v = convolved(mixer, x)
     A, bias = (np.asarray(a[...], np.float64) for a in (mixer.decay.A_log, mixer.decay.step_size.bias))
     decay = np.exp(-np.exp(A) * softplus(apply(mixer.decay.linear, x) + bias))
-    beta = sigmoid(apply(mixer.gates.strength.linear, x))
-    corrected, part = (np.asarray(a[...], np.float64) for a in (mixer.feature_map.part, mixer.gates.part))
+    whole = isinstance(mixer.gates, WriteStrength)
+    beta = sigmoid(apply(mixer.gates.linear if whole else mixer.gates.strength.linear, x))
+    corrected = np.asarray(mixer.feature_map.part[...], np.float64)
+    parts = np.ones(HEADS) if whole else sigmoid(np.asarray(mixer.gates.part[...], np.float64))
     q, k = unit(q - corrected[:, None] * k), unit(k)
     out = np.zeros_like(v)
     for h in range(HEADS):
         memory = np.zeros((q.shape[-1], v.shape[-1]))
         for t in range(len(x)):
-            missing = v[t, h] - memory.T @ (sigmoid(part[h]) * k[t, h])
+            missing = v[t, h] - memory.T @ (parts[h] * k[t, h])
             memory = decay[t, h] * memory + beta[t, h] * np.outer(k[t, h], missing)
             out[t, h] = memory.T @ q[t, h] / np.sqrt(q.shape[-1])
     return apply(mixer.output, normed(mixer, out) * sigmoid(apply(mixer.gate.linear, x)))
@@ -146,7 +167,11 @@ def preconditioned_gdn(mixer: LinearAttention, x: np.ndarray, base: float = 1.5)
     fades = []
     for decay in (mixer.decay, mixer.gates.decay):
         A, bias = (np.asarray(a[...], np.float64) for a in (decay.A_log, decay.step_size.bias))
-        fades.append(np.exp(-np.exp(A) * softplus(apply(decay.linear, x) + bias)))
+        if isinstance(decay, LowRankStepDecay):
+            step = softplus(apply(decay.up, apply(decay.down, x)) + bias).reshape(k.shape)
+            fades.append(np.exp(-np.exp(A)[:, None] * step))
+        else:
+            fades.append(np.exp(-np.exp(A) * softplus(apply(decay.linear, x) + bias)))
     beta, growth = (sigmoid(apply(linear, x)) for linear in (mixer.gates.strength.linear, mixer.gates.growth))
     level = np.asarray(mixer.gates.level[...], np.float64)
     out = np.zeros_like(v)
@@ -156,7 +181,7 @@ def preconditioned_gdn(mixer: LinearAttention, x: np.ndarray, base: float = 1.5)
             moment = fades[1][t, h] * moment + growth[t, h] * k[t, h] ** 2
             relative = np.log(moment + 1e-6) - level[h]
             written = base ** (-relative / (1 + abs(relative))) * k[t, h]
-            memory = fades[0][t, h] * memory
+            memory = np.reshape(fades[0][t, h], (-1, 1)) * memory
             memory = memory + beta[t, h] * np.outer(written, v[t, h] - memory.T @ k[t, h])
             out[t, h] = memory.T @ q[t, h] / np.sqrt(q.shape[-1])
     return gated_output(mixer, out, x)
@@ -164,6 +189,7 @@ def preconditioned_gdn(mixer: LinearAttention, x: np.ndarray, base: float = 1.5)
 
 def test_the_preconditioned_layer_is_that_of_the_paper():
     check_layer('preconditioned_gdn', preconditioned_gdn)
+    check_layer('preconditioned_gdn', preconditioned_gdn, decay=LowRankStepDecay)
 
 
 def test_with_a_base_of_one_the_preconditioned_rule_is_the_delta_rule():
@@ -194,6 +220,18 @@ def test_the_preconditioned_rule_refuses_what_it_cannot_use():
 def test_the_layer_with_erase_keys_is_that_of_the_paper():
     check_layer('gated_delta_net2', gated_delta_net2)
     check_layer('comba', comba)
+
+
+def test_the_layer_by_levels_is_that_of_the_paper_and_with_weights_of_one_that_which_it_divides():
+    check_layer('log_linear_gated_delta_net', log_linear_gated_delta_net)
+    check_layer('log_linear_gated_delta_net', gated_delta_net, levels=Ones)
+
+
+def test_the_options_of_layers_with_erase_keys_are_those_of_released_code():
+    gate, gates = build(spec(LowRankGate, activation='sigmoid')), build(spec(ChannelStrengths, scale=2.0))
+    equations = functools.partial(gated_delta_net2, scale=2.0, opened=sigmoid)
+    check_layer('gated_delta_net2', equations, gate=gate, gates=gates)
+    check_layer('comba', comba, gates=WriteStrength)
 
 
 def test_gated_delta_net2_with_equal_strengths_is_kda():

@@ -17,8 +17,11 @@ from attnlab.nn.fast_weights import (
     InnerLoss,
     MomentumDescent,
     MomentumRates,
+    NormedResidual,
     SquaredError,
 )
+from attnlab.nn.gates import OutputGate
+from attnlab.nn.preludes import ShortConv
 from attnlab.testing.noise import noise
 from pallas_kernels import delta_rule, diagonal_low_rank, linear_attention
 from tests.mixers.linear.equations import (
@@ -32,6 +35,7 @@ from tests.mixers.linear.equations import (
     heads,
     recipe,
     sigmoid,
+    silu,
 )
 
 K = DIM // HEADS
@@ -56,30 +60,45 @@ def rotated(x: np.ndarray, place: int) -> np.ndarray:
     return np.stack([pairs.real, pairs.imag], axis=-1).reshape(x.shape)
 
 
-def ttt_linear(mixer: FastWeights, x: np.ndarray, chunk: int) -> np.ndarray:
-    q, k, v = (heads(apply(linear, x)) for linear in (mixer.query, mixer.key, mixer.value))
+def ttt(mixer: FastWeights, q, k, v, rate, h: int, chunk: int) -> np.ndarray:
+    """The reads of head `h`, `t v`, of queries and keys `t k` that are rotated already."""
+    parts = (mixer.start, mixer.bias, mixer.loss.norm.scale, mixer.loss.norm.bias)
+    W, (c,), gains, offsets = (np.asarray(p[h], np.float64) for p in parts)
+    shares, out = np.asarray(mixer.descent.offsets[...], np.float64), np.zeros_like(q)
+    for t in range(len(q)):
+        i = t % chunk
+        if i == 0:
+            base, base_c, total, total_c = W, c, np.zeros_like(W), np.zeros_like(c)
+        normed, unit, deviation = layer_norm(k[t] @ base + base_c, gains, offsets)
+        g = (normed - (v[t] - k[t])) * gains
+        g = (g - g.mean() - unit * (g * unit).mean()) / deviation
+        total, total_c = total + rate[t] * np.outer(k[t], g), total_c + rate[t] * g
+        share = max(0.0, 1 / (i + 1) + shares[i])
+        W, c = base - share * total, base_c - share * total_c
+        out[t] = q[t] + layer_norm(q[t] @ W + c, gains, offsets)[0]
+    return out
+
+
+def ttt_reads(mixer: FastWeights, q: np.ndarray, k: np.ndarray, v: np.ndarray, x: np.ndarray, chunk: int) -> np.ndarray:
+    """Of queries and keys `t h k`, the reads of all heads with their norm, `t d`."""
+    q, k = (np.stack([rotated(each, t % chunk) for t, each in enumerate(a)]) for a in (q, k))
     rate = sigmoid(apply(mixer.descent.step, x)) / K
-    parts = (mixer.start, mixer.bias, mixer.loss.norm.scale, mixer.loss.norm.bias, mixer.descent.offsets)
-    start, bias, gains, offsets, shares = (np.asarray(p[...], np.float64) for p in parts)
-    out = np.zeros_like(q)
-    for h in range(HEADS):
-        W, c = start[h], bias[h, 0]
-        for t in range(len(x)):
-            i = t % chunk
-            if i == 0:
-                base, base_c, total, total_c = W, c, np.zeros_like(W), np.zeros_like(c)
-            key, query = rotated(k[t, h], i), rotated(q[t, h], i)
-            normed, unit, deviation = layer_norm(key @ base + base_c, gains[h], offsets[h])
-            g = (normed - (v[t, h] - key)) * gains[h]
-            g = (g - g.mean() - unit * (g * unit).mean()) / deviation
-            total, total_c = total + rate[t, h] * np.outer(key, g), total_c + rate[t, h] * g
-            share = max(0.0, 1 / (i + 1) + shares[i])
-            W, c = base - share * total, base_c - share * total_c
-            out[t, h] = query + layer_norm(query @ W + c, gains[h], offsets[h])[0]
-    out = out.reshape(len(x), -1)
+    each = [ttt(mixer, q[:, h], k[:, h], v[:, h], rate[:, h], h, chunk) for h in range(HEADS)]
+    out = np.concatenate(each, axis=1)
     out = (out - out.mean(-1, keepdims=True)) / np.sqrt(out.var(-1, keepdims=True) + 1e-6)
     gain, offset = (np.asarray(p[...], np.float64) for p in (mixer.joint_norm.scale, mixer.joint_norm.bias))
-    return apply(mixer.output, out * gain + offset)
+    return out * gain + offset
+
+
+def ttt_linear(mixer: FastWeights, x: np.ndarray, chunk: int) -> np.ndarray:
+    q, k, v = (heads(apply(linear, x)) for linear in (mixer.query, mixer.key, mixer.value))
+    return apply(mixer.output, ttt_reads(mixer, q, k, v, x, chunk))
+
+
+def ttt_in_mamba(mixer: FastWeights, x: np.ndarray, chunk: int) -> np.ndarray:
+    """The form for the blocks of Mamba, with a projection each for queries and keys."""
+    read = ttt_reads(mixer, *convolved(mixer, x), x, chunk)
+    return apply(mixer.output, read * silu(apply(mixer.gate.linear, x)))
 
 
 def titans(q, k, v, rate, momentum, kept, W: np.ndarray, chunk: int) -> np.ndarray:
@@ -120,6 +139,11 @@ def test_the_layer_is_that_of_the_paper(name: str):
     y, _ = jax.jit(mixer)(x, Context.full(*x.shape[:2]))
     for found, row in zip(y, x, strict=True):
         np.testing.assert_allclose(found, equations(mixer, np.asarray(row)), rtol=1e-9, atol=1e-9)
+
+
+def test_the_form_for_blocks_of_mamba_has_convolutions_and_a_gate():
+    equations = functools.partial(ttt_in_mamba, chunk=4)
+    check_layer('ttt_linear', equations, chunk=4, prelude=ShortConv, gate=OutputGate)
 
 
 class Minus(InnerLoss):
@@ -221,5 +245,24 @@ def test_long_sequences_stay_finite_and_near_the_definition(strength: float):
         start = np.asarray(mixer.start[0], np.float64)
     parts = (q, k, v, rates.step, jnp.exp(rates.log_momentum), jnp.exp(rates.log_kept))
     expected = titans(*(np.asarray(each[0, :, 0], np.float64) for each in parts), start, chunk)
+    assert jnp.all(jnp.isfinite(y))
+    np.testing.assert_allclose(y[0, :, 0], expected, rtol=0, atol=1e-3 * np.abs(expected).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('strength', [1e-3, 1.0])
+def test_averages_of_gradients_over_a_long_sequence_stay_near_the_definition(strength: float):
+    """Steps weak and strong, of queries, keys and values in bfloat16."""
+    length, chunk = 65536, 16
+    with jax.enable_x64(False):
+        q, k, v = (noise(1, length, 1, K, seed=seed, dtype=jnp.bfloat16).astype(jnp.float32) for seed in range(3))
+        step = strength * jax.nn.sigmoid(noise(1, length, 1, seed=3)) / K
+        factor = 1 / (jnp.arange(length, dtype=jnp.float32) % chunk + 1)
+        rates = AverageRates(step, jnp.broadcast_to(factor[None, :, None], step.shape))
+        loss = {'loss': NormedResidual, 'descent': AverageDescent, 'bias': True}
+        mixer = FastWeights(K, heads=1, **loss, chunk=chunk, rngs=nnx.Rngs(0))
+        y = jax.jit(mixer._by_chunk)(q, k, v, rates)
+    parts = (np.asarray(each[0, :, 0], np.float64) for each in (q, k, v, step))
+    expected = ttt(mixer, *parts, 0, chunk)
     assert jnp.all(jnp.isfinite(y))
     np.testing.assert_allclose(y[0, :, 0], expected, rtol=0, atol=1e-3 * np.abs(expected).max())

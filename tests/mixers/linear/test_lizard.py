@@ -10,6 +10,7 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.linear.lizard import Lizard
 from attnlab.nn.feature_maps import SignedExponentials
+from attnlab.nn.positions import Rope
 from attnlab.testing.contract import compare_with_differences
 from attnlab.testing.noise import noise, perturbed
 from tests.mixers.linear.equations import DIM, HEADS, apply, check_layer, heads, sigmoid
@@ -21,8 +22,17 @@ def float64():
         yield
 
 
+def rotated(x: np.ndarray) -> np.ndarray:
+    """The halves of the channels as complex numbers, turned by their place."""
+    half = x.shape[-1] // 2
+    angle = np.arange(len(x))[:, None] * 10000.0 ** (-np.arange(half) / half)[None]
+    turned = np.exp(1j * angle)[:, None] * (x[..., :half] + 1j * x[..., half:])
+    return np.concatenate([turned.real, turned.imag], axis=-1)
+
+
 def lizard(mixer: Lizard, x: np.ndarray) -> np.ndarray:
     q, k, v = (heads(apply(linear, x)) for linear in (mixer.query, mixer.key, mixer.value))
+    turned, turned_keys = (q, k) if mixer.position is None else (rotated(q), rotated(k))
     gate = sigmoid(apply(mixer.forget, x))
     query, key, metas = (
         np.asarray(p[...], np.float64) for p in (mixer.feature_map.query, mixer.feature_map.key, mixer.metas)
@@ -33,7 +43,7 @@ def lizard(mixer: Lizard, x: np.ndarray) -> np.ndarray:
         for t in range(len(x)):
             gated = [np.exp(up[t]) @ np.exp(down[s]) * gate[s + 1 : t + 1, h].prod() for s in range(t + 1)]
             first = max(0, t + 1 - mixer.reach.window)
-            near = np.exp(k[first : t + 1, h] @ q[t, h] / np.sqrt(DIM // HEADS))
+            near = np.exp(turned_keys[first : t + 1, h] @ turned[t, h] / np.sqrt(DIM // HEADS))
             window = near @ v[first : t + 1, h] / (np.exp(metas[h]).sum() + near.sum())
             out[t, h] = gated @ v[: t + 1, h] / sum(gated) + float(mixer.share[...]) * window
     return apply(mixer.output, out.reshape(len(x), -1))
@@ -41,6 +51,7 @@ def lizard(mixer: Lizard, x: np.ndarray) -> np.ndarray:
 
 def test_the_layer_is_that_of_the_paper():
     check_layer('lizard', lizard, window=3, metas=2)
+    check_layer('lizard', lizard, window=3, metas=2, position=Rope())
 
 
 @pytest.mark.slow

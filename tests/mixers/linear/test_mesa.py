@@ -58,7 +58,11 @@ def read(mixer: MesaNet, x: np.ndarray) -> np.ndarray:
                 y[t] += taps[-1 - i] * projected[t - i]
         y = heads(silu(y))
         found.append(y / np.sqrt((y**2).sum(-1, keepdims=True) + 1e-6))
-    q, k, v = *found, heads(apply(mixer.value, x))
+    return of_each_head(mixer, *found, x)
+
+
+def of_each_head(mixer: MesaNet, q: np.ndarray, k: np.ndarray, x: np.ndarray) -> np.ndarray:
+    v = heads(apply(mixer.value, x))
     strength, decay = sigmoid(apply(mixer.strength, x)), sigmoid(apply(mixer.forget.linear, x))
     ridge = softplus(np.asarray(mixer.ridge[...], np.float64)) + 0.25
     return np.stack(
@@ -71,6 +75,15 @@ def test_the_layer_is_that_of_the_paper():
     check_layer('mesa_net', lambda mixer, x: apply(mixer.output, normed(mixer, read(mixer, x))))
     fresh = MesaNet(DIM, heads=HEADS, rngs=nnx.Rngs(0))
     np.testing.assert_allclose(softplus(np.asarray(fresh.ridge[...], np.float64)) + 0.25, 1.0, rtol=1e-6)
+
+
+def test_without_a_prelude_queries_and_keys_are_projected_alone():
+    def layer(mixer: MesaNet, x: np.ndarray) -> np.ndarray:
+        q, k = (heads(apply(linear, x)) for linear in (mixer.query, mixer.key))
+        q, k = (y / np.sqrt((y**2).sum(-1, keepdims=True) + 1e-6) for y in (q, k))
+        return apply(mixer.output, normed(mixer, of_each_head(mixer, q, k, x)))
+
+    check_layer('mesa_net', layer, prelude=None)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from attnlab.nn.preludes import Activation
 from attnlab.testing.noise import noise, perturbed
 from attnlab.zoo import ZOO
 from attnlab.zoo.state_space import STATE_SPACE
+from tests.mixers.linear.equations import Ones, level_weights
 
 DIM = 8
 SEGMENTS = np.asarray([[1] * 9, [1, 1, 1, 2, 2, 3, 3, 0, 0]])
@@ -96,29 +97,33 @@ def mamba2(mixer: StateSpaceDual, u: np.ndarray) -> np.ndarray:
     x = x.reshape(len(u), heads, 4)
     dt = softplus(step + weights(mixer.step_size.bias))
     A, D = -np.exp(weights(mixer.A_log)), weights(mixer.D)
-    y = np.zeros_like(x)
+    y, ones = np.zeros_like(x), np.ones((len(u), len(u), heads))
+    by_level = ones if mixer.levels is None or isinstance(mixer.levels, Ones) else level_weights(mixer.levels, u)
     for h in range(heads):
-        S = np.zeros((4, state))
         for t in range(len(u)):
-            S = np.exp(dt[t, h] * A[h]) * S + np.outer(dt[t, h] * x[t, h], B[t])
-            y[t, h] = S @ C[t] + D[h] * x[t, h]
+            for s in range(t + 1):
+                fade = np.exp(dt[s + 1 : t + 1, h].sum() * A[h])
+                y[t, h] += by_level[t, s, h] * fade * (C[t] @ B[s]) * dt[s, h] * x[s, h]
+            y[t, h] += D[h] * x[t, h]
     gated = y.reshape(len(u), inner) * silu(z)
     gated = gated / np.sqrt((gated**2).mean(-1, keepdims=True) + 1e-5) * weights(mixer.norm.scale)
     return gated @ weights(mixer.output.weight)
 
 
 @pytest.mark.parametrize(
-    ('equations', 'overrides'),
+    ('name', 'equations', 'overrides'),
     [
-        (mamba, {}),
-        (mamba, {'select_norm': build(spec(RMSNorm)), 'dt_rank': 3}),
-        (s6, {}),
-        (mamba2, {'head_dim': 4, 'state': 5}),
+        ('mamba', mamba, {}),
+        ('mamba', mamba, {'select_norm': build(spec(RMSNorm)), 'dt_rank': 3}),
+        ('s6', s6, {}),
+        ('mamba2', mamba2, {'head_dim': 4, 'state': 5}),
+        ('log_linear_mamba2', mamba2, {'head_dim': 4, 'state': 5}),
+        ('log_linear_mamba2', mamba2, {'head_dim': 4, 'state': 5, 'levels': Ones}),
     ],
-    ids=['mamba', 'mamba, normed', 's6', 'mamba2'],
+    ids=['mamba', 'mamba, normed', 's6', 'mamba2', 'mamba2 by level', 'mamba2 by level, weights of one'],
 )
-def test_the_layer_is_that_of_the_paper(equations, overrides):
-    mixer = recipe(equations.__name__, **overrides)
+def test_the_layer_is_that_of_the_paper(name, equations, overrides):
+    mixer = recipe(name, **overrides)
     x = noise(2, 9, DIM, dtype=jnp.float64)
     ctx = Context(jnp.zeros((2, 9), jnp.int32), jnp.asarray(SEGMENTS, jnp.int32))
     y, state = jax.jit(mixer)(x, ctx)

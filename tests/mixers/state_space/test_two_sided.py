@@ -13,6 +13,7 @@ from attnlab.context import Context
 from attnlab.mixers.state_space.two_sided import CrossScanSSM, TwoWaySSM
 from attnlab.nn.convolutions import DepthwiseConv
 from attnlab.nn.orders import Snake
+from attnlab.nn.preludes import ShortConv
 from attnlab.testing.contract import cast_parameters
 from attnlab.testing.noise import perturbed
 
@@ -60,7 +61,7 @@ def convolved(conv, x):
 
 def test_vim_is_two_scans():
     segments = np.repeat([1, 2], [6, 9])
-    mixer, u, found = outputs(TwoWaySSM, segments)
+    mixer, u, found = outputs(TwoWaySSM, segments, prelude=functools.partial(ShortConv, bias=True))
     x, z = np.split(u @ array(mixer.input.weight), 2, axis=1)
     read = []
     for document in (x[:6], x[6:]):
