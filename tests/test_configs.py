@@ -551,10 +551,19 @@ def test_long_range_has_the_sizes_of_papers(name):
 
 BY_HAND = {
     # Batch, weight decay, dropout, steps of warm-up, all steps, greatest rate and that of the dynamics.
-    ('s4', 'cifar10'): (50, 0.05, 0.1, 3_600, 180_000, 0.01, 0.001),
-    ('s4d', 'pathfinder'): (64, 0.03, 0.0, 10_000, 500_000, 0.004, 0.001),
+    ('s4', 'listops'): (50, 0.05, 0.0, 1_000, 76_800, 0.01, 0.001),
+    ('s4', 'imdb'): (16, 0.05, 0.0, 1_000, 50_000, 0.01, 0.001),
+    ('s4', 'aan'): (64, 0.05, 0.0, 2_500, 46_000, 0.01, 0.001),
+    ('s4', 'cifar10'): (50, 0.05, 0.1, 900, 180_000, 0.01, 0.001),
+    ('s4d', 'pathfinder'): (64, 0.03, 0.0, 2_500, 500_000, 0.004, 0.001),
+    ('s4d', 'pathfinder128'): (16, 0.05, 0.0, 10_000, 500_000, 0.0005, 0.0005),
+    ('s4', 'speech_commands'): (16, 0.05, 0.0, 1_000, 212_000, 0.01, 0.001),
+    ('s5', 'listops'): (50, 0.04, 0.0, 1_920, 76_800, 0.003, 0.001),
     ('s5', 'imdb'): (50, 0.07, 0.1, 0, 17_500, 0.004, 0.004),
-    ('s5', 'pathfinder'): (64, 0.03, 0.05, 10_000, 500_000, 0.0045, 0.0009),
+    ('s5', 'aan'): (32, 0.05, 0.0, 4_600, 92_000, 0.002, 0.002),
+    ('s5', 'cifar10'): (50, 0.07, 0.1, 900, 225_000, 0.0045, 0.001),
+    ('s5', 'pathfinder'): (64, 0.03, 0.05, 2_500, 500_000, 0.0045, 0.0009),
+    ('s5', 'pathfinder128'): (32, 0.06, 0.0, 5_000, 375_000, 0.0018, 0.0006),
     ('lru', 'pathfinder128'): (32, 0.05, 0.0, 25_000, 250_000, 0.002, 0.0005),
     ('mega', 'listops'): (64, 0.01, 0.1, 3_000, 90_000, 0.001, 0.001),
     ('bi_mega', 'imdb'): (50, 0.01, 0.1, 10_000, 25_000, 0.004, 0.001),
@@ -591,7 +600,29 @@ def test_long_range_gives_both_readings_what_is_published_for_one():
         for task, name in (('pathfinder128', 's4d'), ('pathfinder', 's4d'), ('cifar10', 's4'), ('listops', 's4'))
     ]
     assert [system.starts for system in systems] == [('inv',), ('lin',), ('legs',), ('legs',)]
-    assert [system.copies for system in systems] == [None, None, 2, 1] and systems[0].low == 1e-4
+    assert [system.copies for system in systems] == [None, None, 2, None] and systems[0].low == 1e-4
+
+
+RATES_BY_HAND = {
+    # Greatest rate and weight decay of steps of time, inputs B and outputs C.
+    ('s4', 'imdb'): ((0.01, 0.0), (0.001, 0.0), (0.01, 0.05)),
+    ('s4', 'pathfinder'): ((0.001, 0.0), (0.001, 0.0), (0.004, 0.03)),
+    ('s4', 'pathfinder128'): ((0.0005, 0.0), (0.0005, 0.0), (0.0005, 0.05)),
+    ('s4d', 'cifar10'): ((0.01, 0.0), (0.001, 0.0), (0.01, 0.05)),
+    ('s4', 'speech_commands'): ((0.001, 0.0), (0.001, 0.0), (0.01, 0.05)),
+}
+
+
+@pytest.mark.parametrize(('name', 'task'), RATES_BY_HAND)
+def test_long_range_trains_single_parameters_as_papers_do(name, task):
+    config = long_range.get_config(f'task={task},zoo={name},size=full')
+    (block,), optimizer = config.model.stack.blocks, build(config.optimizer)
+    params = nnx.state({'mixer': nnx.eval_shape(lambda: build(block.mixer)(8, rngs=nnx.Rngs(0)))})
+    found = []
+    for part in ('log_step', 'B', 'C', 'C_later'):
+        group = optimizer.multipliers(params)[f'mixer/system/{part}']
+        found.append(pytest.approx((group.lr * optimizer.peak_lr, group.weight_decay * optimizer.weight_decay)))
+    assert found == [*RATES_BY_HAND[name, task], RATES_BY_HAND[name, task][-1]]
 
 
 def test_long_range_has_published_sizes_beside_convolutions_that_take_none():
