@@ -566,11 +566,18 @@ BY_HAND = {
     ('s5', 'pathfinder128'): (32, 0.06, 0.0, 5_000, 375_000, 0.0018, 0.0006),
     ('lru', 'pathfinder128'): (32, 0.05, 0.0, 25_000, 250_000, 0.002, 0.0005),
     ('mega', 'listops'): (64, 0.01, 0.1, 3_000, 90_000, 0.001, 0.001),
-    ('bi_mega', 'imdb'): (50, 0.01, 0.1, 10_000, 25_000, 0.004, 0.001),
-    ('seqboat', 'listops'): (64, 0.001, 0.1, 27_000, 90_000, 0.004, 0.001),
-    ('bi_seqboat', 'aan'): (64, 0.04, 0.1, 10_000, 91_960, 0.003, 0.001),
-    ('mha', 'listops'): (32, 0.1, 0.0, 1_000, 5_000, 0.0016, 0.001),
-    ('mha', 'cifar10'): (256, 0.0, 0.3, 176, 35_200, 0.0005, 0.0005),
+    ('bi_mega', 'imdb'): (50, 0.01, 0.1, 10_000, 25_000, 0.004, 0.004),
+    ('mega', 'cifar10'): (50, 0.02, 0.0, 9_000, 180_000, 0.01, 0.01),
+    ('mega', 'pathfinder128'): (16, 0.01, 0.0, 25_000, 125_000, 0.01, 0.01),
+    ('seqboat', 'listops'): (64, 0.001, 0.1, 27_000, 90_000, 0.004, 0.004),
+    ('bi_seqboat', 'aan'): (64, 0.04, 0.1, 10_000, 91_960, 0.003, 0.003),
+    ('seqboat', 'pathfinder'): (128, 0.01, 0.0, 50_000, 250_000, 0.01, 0.01),
+    ('mha', 'listops'): (32, 0.1, 0.1, 1_000, 5_000, 0.0016, 0.001),
+    ('mha', 'imdb'): (32, 0.1, 0.1, 8_000, 20_000, 0.00056, 0.00056),
+    ('mha', 'aan'): (32, 0.1, 0.1, 4_500, 5_000, 0.00035, 0.00035),
+    ('mha', 'cifar10'): (256, 0.0, 0.3, 175, 35_000, 0.0005, 0.0005),
+    ('mha', 'pathfinder'): (512, 0.0, 0.2, 312, 62_400, 0.001, 0.001),
+    ('mha', 'pathfinder128'): (64, 0.0, 0.1, 2_500, 500_000, 0.001, 0.001),
 }
 
 
@@ -601,6 +608,17 @@ def test_long_range_gives_both_readings_what_is_published_for_one():
     ]
     assert [system.starts for system in systems] == [('inv',), ('lin',), ('legs',), ('legs',)]
     assert [system.copies for system in systems] == [None, None, 2, None] and systems[0].low == 1e-4
+
+
+def test_long_range_has_the_heads_of_the_arena():
+    """Widths of keys of all heads: 512, 256, 128, 64, 16 and 16."""
+    found = []
+    for task in ('listops', 'imdb', 'aan', 'cifar10', 'pathfinder', 'pathfinder128'):
+        config = long_range.get_config(f'task={task},zoo=mha,size=full')
+        (block,) = config.model.stack.blocks
+        mixer = nnx.eval_shape(lambda block=block, dim=config.model.dim: build(block.mixer)(dim, rngs=nnx.Rngs(0)))
+        found.append(mixer.query.weight.shape[1:])
+    assert [int(np.prod(shape)) for shape in found] == [512, 256, 128, 64, 16, 16]
 
 
 RATES_BY_HAND = {
