@@ -188,8 +188,16 @@ def _s4(overrides: tuple[Override, ...] = OUTPUTS_DECAY, **system: Any) -> dict[
     return {'sizes': sizes, 'overrides': overrides, **ALONE}
 
 
-def _s5(state: int, blocks: int, low: float = 1e-3) -> dict[str, Any]:
-    return {'sizes': {'state': state, 'system.blocks': blocks, 'system.low': low}, **ALONE}
+def _s5(
+    state: int,
+    blocks: int,
+    overrides: tuple[Override, ...] = OUTPUTS_DECAY,
+    *,
+    values: str = 'activated',
+    **system: Any,
+) -> dict[str, Any]:
+    sizes = _s4(overrides, blocks=blocks, **system)['sizes']
+    return {'sizes': {'state': state, 'readout.values': values, **sizes}, 'overrides': overrides, **ALONE}
 
 
 def _lru(state: int, low: float, high: float, turn: float = 2 * math.pi) -> dict[str, Any]:
@@ -230,20 +238,24 @@ PUBLISHED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         **dict.fromkeys(('pathfinder', 'speech_commands'), _s4()),
         'pathfinder128': _s4(low=1e-4, starts=('inv',)),
     },
-    # The released scripts (Smith et al. 2023, https://arxiv.org/abs/2208.04933), epochs as steps. Assumed: where these
-    # train the steps of time at the rate of the rest (imdb, aan), all that sets the time scales is.
+    # The released scripts (Smith et al. 2023, https://arxiv.org/abs/2208.04933), epochs as steps: what outputs C start
+    # as, what the gate multiplies, which of time scales, B and C are trained at which rate, and which of them decay.
     's5': {
-        'listops': dict(steps=76_800, batch_size=50, peak_lr=3e-3, weight_decay=0.04, warmup=1_920.0, **_s5(16, 8)),
+        'listops': dict(
+            steps=76_800, batch_size=50, peak_lr=3e-3, weight_decay=0.04, warmup=1_920.0,
+            **_s5(16, 8, (*OUTPUTS_DECAY, Override('*/system/B')), outputs='map', values='given'),
+        ),
         'imdb': dict(
-            steps=17_500, batch_size=50, peak_lr=4e-3, dynamics_lr=4e-3, weight_decay=0.07, dropout=0.1, warmup=0.0,
-            **_s5(192, 12),
+            steps=17_500, batch_size=50, peak_lr=4e-3, weight_decay=0.07, dropout=0.1, warmup=0.0,
+            **_s5(192, 12, (*OUTPUTS_DECAY, Override('*/log_step')), outputs='map', values='given'),
         ),
         'aan': dict(
-            steps=92_000, batch_size=32, peak_lr=2e-3, dynamics_lr=2e-3, dim=128, weight_decay=0.05, warmup=0.05,
-            **_s5(256, 16),
+            steps=92_000, batch_size=32, peak_lr=2e-3, dim=128, weight_decay=0.05, warmup=0.05,
+            **_s5(256, 16, (*OUTPUTS_DECAY, Override('*/log_step'))),
         ),
         'cifar10': dict(
-            steps=225_000, batch_size=50, peak_lr=4.5e-3, weight_decay=0.07, dropout=0.1, warmup=900.0, **_s5(384, 3)
+            steps=225_000, batch_size=50, peak_lr=4.5e-3, weight_decay=0.07, dropout=0.1, warmup=900.0,
+            **_s5(384, 3, (*OUTPUTS_DECAY, Override('*/system/B')), outputs='map', greatest=-1e-4),
         ),
         'pathfinder': dict(
             steps=500_000, batch_size=64, peak_lr=4.5e-3, dynamics_lr=9e-4, dim=192, weight_decay=0.03, dropout=0.05,
@@ -251,7 +263,13 @@ PUBLISHED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         ),
         'pathfinder128': dict(
             steps=375_000, batch_size=32, peak_lr=1.8e-3, dynamics_lr=6e-4, dim=128, weight_decay=0.06,
-            warmup=5_000.0, **_s5(256, 16, low=1e-4),
+            warmup=5_000.0,
+            **_s5(256, 16, (*OUTPUTS_DECAY, Override('*/system/B', lr=1 / 3)), outputs='modes', low=1e-4),
+        ),
+        'speech_commands': dict(
+            steps=212_000, batch_size=16, peak_lr=8e-3, dynamics_lr=2e-3, dim=96, weight_decay=0.04, dropout=0.1,
+            warmup=5_303.0,
+            **_s5(128, 16, tuple(Override(f'*/{n}', lr=1 / 4, weight_decay=0.0) for n in ('C*', 'D')), outputs='map'),
         ),
     },
     # The authors released no code (Orvieto et al. 2023, https://arxiv.org/abs/2303.06349). Widths, states, depths,

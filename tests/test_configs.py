@@ -559,11 +559,12 @@ BY_HAND = {
     ('s4d', 'pathfinder128'): (16, 0.05, 0.0, 10_000, 500_000, 0.0005, 0.0005),
     ('s4', 'speech_commands'): (16, 0.05, 0.0, 1_000, 212_000, 0.01, 0.001),
     ('s5', 'listops'): (50, 0.04, 0.0, 1_920, 76_800, 0.003, 0.001),
-    ('s5', 'imdb'): (50, 0.07, 0.1, 0, 17_500, 0.004, 0.004),
-    ('s5', 'aan'): (32, 0.05, 0.0, 4_600, 92_000, 0.002, 0.002),
+    ('s5', 'imdb'): (50, 0.07, 0.1, 0, 17_500, 0.004, 0.001),
+    ('s5', 'aan'): (32, 0.05, 0.0, 4_600, 92_000, 0.002, 0.001),
     ('s5', 'cifar10'): (50, 0.07, 0.1, 900, 225_000, 0.0045, 0.001),
     ('s5', 'pathfinder'): (64, 0.03, 0.05, 2_500, 500_000, 0.0045, 0.0009),
     ('s5', 'pathfinder128'): (32, 0.06, 0.0, 5_000, 375_000, 0.0018, 0.0006),
+    ('s5', 'speech_commands'): (16, 0.04, 0.1, 5_303, 212_000, 0.008, 0.002),
     ('lru', 'pathfinder128'): (32, 0.05, 0.0, 25_000, 250_000, 0.002, 0.0005),
     ('mega', 'listops'): (64, 0.01, 0.1, 3_000, 90_000, 0.001, 0.001),
     ('bi_mega', 'imdb'): (50, 0.01, 0.1, 10_000, 25_000, 0.004, 0.004),
@@ -628,6 +629,12 @@ RATES_BY_HAND = {
     ('s4', 'pathfinder128'): ((0.0005, 0.0), (0.0005, 0.0), (0.0005, 0.05)),
     ('s4d', 'cifar10'): ((0.01, 0.0), (0.001, 0.0), (0.01, 0.05)),
     ('s4', 'speech_commands'): ((0.001, 0.0), (0.001, 0.0), (0.01, 0.05)),
+    # BfastandCdecay, standard with dt_global, standard, BandCdecay and noBCdecay of the released code.
+    ('s5', 'listops'): ((0.001, 0.0), (0.003, 0.04), (0.003, 0.04)),
+    ('s5', 'aan'): ((0.002, 0.05), (0.001, 0.0), (0.002, 0.05)),
+    ('s5', 'pathfinder'): ((0.0009, 0.0), (0.0009, 0.0), (0.0045, 0.03)),
+    ('s5', 'pathfinder128'): ((0.0006, 0.0), (0.0006, 0.06), (0.0018, 0.06)),
+    ('s5', 'speech_commands'): ((0.002, 0.0), (0.002, 0.0), (0.002, 0.0)),
 }
 
 
@@ -641,6 +648,23 @@ def test_long_range_trains_single_parameters_as_papers_do(name, task):
         group = optimizer.multipliers(params)[f'mixer/system/{part}']
         found.append(pytest.approx((group.lr * optimizer.peak_lr, group.weight_decay * optimizer.weight_decay)))
     assert found == [*RATES_BY_HAND[name, task], RATES_BY_HAND[name, task][-1]]
+
+
+def test_long_range_has_what_s5_starts_as_and_is_read_by():
+    """`C_init`, `activation_fn` and `clip_eigs` of the released scripts."""
+    found = {}
+    for task in long_range.PUBLISHED['s5']:
+        (block,) = long_range.get_config(f'task={task},zoo=s5,size=full').model.stack.blocks
+        found[task] = (block.mixer.system.outputs, block.mixer.readout.values, block.mixer.system.greatest)
+    assert found == {
+        'listops': ('map', 'given', None),
+        'imdb': ('map', 'given', None),
+        'aan': ('states', 'activated', None),
+        'cifar10': ('map', 'activated', -1e-4),
+        'pathfinder': ('states', 'activated', None),
+        'pathfinder128': ('modes', 'activated', None),
+        'speech_commands': ('map', 'activated', None),
+    }
 
 
 def test_long_range_has_published_sizes_beside_convolutions_that_take_none():

@@ -236,6 +236,28 @@ def test_maps_of_s5_start_as_in_the_released_code():
         assert abs(128 * float((np.abs(numbers(parameter)) ** 2).mean()) / count - 1) < 0.03
 
 
+@pytest.mark.parametrize(('outputs', 'variance'), [('map', 2 / (128 * 256)), ('modes', 1.0)])
+def test_outputs_of_s5_start_as_the_released_code_offers(outputs, variance):
+    """`lecun_normal` has the fan-in of all channels and states; `complex_normal` is of the modes."""
+    system = SharedSystem(256, state=128, blocks=4, outputs=outputs, causal=False, rngs=nnx.Rngs(0))
+    for parameter in (system.C, system.C_later):
+        assert abs(float((np.abs(numbers(parameter)) ** 2).mean()) / variance - 1) < 0.03
+
+
+def test_eigenvalues_of_s5_are_clipped_on_request():
+    """One that grows is read as one that decays by the greatest real part, the others as they are."""
+    free, clipped = (
+        SharedSystem(4, state=8, greatest=greatest, causal=True, rngs=nnx.Rngs(0)) for greatest in (None, -0.1)
+    )
+    x = noise(1, 9, 4)
+    np.testing.assert_array_equal(free(x, None)[0], clipped(x, None)[0])
+    for system in (free, clipped):
+        system.A_real[...] = system.A_real[...].at[0].set(0.2)
+    assert not np.allclose(free(x, None)[0], clipped(x, None)[0])
+    free.A_real[...] = free.A_real[...].at[0].set(-0.1)
+    np.testing.assert_array_equal(free(x, None)[0], clipped(x, None)[0])
+
+
 @pytest.mark.parametrize(
     ('make', 'message'),
     [
@@ -254,6 +276,10 @@ def test_maps_of_s5_start_as_in_the_released_code():
         ),
         (lambda rngs: DiagonalSystem(4, state=8, low=1.0, causal=True, rngs=rngs), 'steps from 1.0 to 0.1'),
         (lambda rngs: SharedSystem(4, state=8, blocks=3, causal=True, rngs=rngs), 'state is 8 with 3 blocks'),
+        (
+            lambda rngs: SharedSystem(4, state=8, outputs='all', causal=True, rngs=rngs),
+            "system are 'all'; they must be",
+        ),
         (lambda rngs: RingSystem(4, state=8, low=0.9, high=1.0, causal=True, rngs=rngs), 'a ring from 0.9 to 1.0'),
     ],
 )

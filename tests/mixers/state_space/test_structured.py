@@ -11,6 +11,7 @@ from attnlab.config import build
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.state_space.structured import StructuredSSM
+from attnlab.nn.readouts import SelfGate
 from attnlab.testing.noise import noise, perturbed
 from attnlab.zoo.state_space import STATE_SPACE
 
@@ -42,6 +43,17 @@ def test_a_skip_and_a_gated_map_follow_the_system(name):
         linear = u @ np.asarray(mixer.readout.linear.weight[...]) + np.asarray(mixer.readout.linear.bias[...])
         expected = u * expit(linear) if name == 's5' else linear[..., :DIM] * expit(linear[..., DIM:])
         np.testing.assert_allclose(y, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_self_gate_multiplies_what_it_read_on_request():
+    """`half_glu2` of S5."""
+    read, given = (SelfGate(DIM, values=values, rngs=nnx.Rngs(0)) for values in ('activated', 'given'))
+    y = noise(1, 5, DIM)
+    gate = expit(gelu_of_jax(np.asarray(y)) @ np.asarray(given.linear.weight[...]))
+    np.testing.assert_allclose(given(y), np.asarray(y) * gate, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(read(y), gelu_of_jax(np.asarray(y)) * gate, rtol=1e-5, atol=1e-6)
+    with pytest.raises(UserError, match="are 'all'; they must be activated or given"):
+        SelfGate(DIM, values='all', rngs=nnx.Rngs(0))
 
 
 def test_both_ways_there_is_no_stream_and_time_is_not_divided():
