@@ -543,7 +543,7 @@ def test_long_range_has_the_sizes_of_papers(name):
         assert config.optimizer.peak_lr == published.get('peak_lr', of_s4.peak_lr)
         assert config.model.dim == published.get('dim', of_s4.dim)
         assert config.model.stack.depth == published.get('depth', of_s4.depth)
-        (block,) = config.model.stack.blocks
+        block = config.model.stack.blocks[0]
         assert (block.mlp is None) == (published['mlp']() is None)
         assert all(config_path.get_value(key, block.mixer) == size for key, size in published.get('sizes', {}).items())
         jax.eval_shape(lambda block=block, dim=config.model.dim: nnx.state(build(block.mixer)(dim, rngs=nnx.Rngs(0))))
@@ -566,6 +566,12 @@ BY_HAND = {
     ('s5', 'pathfinder128'): (32, 0.06, 0.0, 5_000, 375_000, 0.0018, 0.0006),
     ('s5', 'speech_commands'): (16, 0.04, 0.1, 5_303, 212_000, 0.008, 0.002),
     ('lru', 'pathfinder128'): (32, 0.05, 0.0, 25_000, 250_000, 0.002, 0.0005),
+    ('hgrn', 'listops'): (128, 0.01, 0.0, 5_000, 50_000, 0.0005, 0.0005),
+    ('bi_hgrn', 'imdb'): (32, 0.0, 0.1, 10_000, 50_000, 0.005, 0.005),
+    ('hgrn', 'aan'): (64, 0.0, 0.0, 312, 50_000, 0.005, 0.005),
+    ('bi_hgrn', 'cifar10'): (50, 0.0, 0.0, 30_000, 50_000, 0.003, 0.003),
+    ('hgrn', 'pathfinder'): (128, 0.0, 0.0, 50_000, 500_000, 0.002, 0.002),
+    ('hgrn', 'pathfinder128'): (16, 0.0, 0.0, 150_000, 500_000, 0.00075, 0.00075),
     ('mega', 'listops'): (64, 0.01, 0.1, 3_000, 90_000, 0.001, 0.001),
     ('bi_mega', 'imdb'): (50, 0.01, 0.1, 10_000, 25_000, 0.004, 0.004),
     ('mega', 'cifar10'): (50, 0.02, 0.0, 9_000, 180_000, 0.01, 0.01),
@@ -585,7 +591,7 @@ BY_HAND = {
 @pytest.mark.parametrize(('name', 'task'), BY_HAND)
 def test_long_range_is_trained_as_papers_do(name, task):
     config = long_range.get_config(f'task={task},zoo={name},size=full')
-    (block,), run = config.model.stack.blocks, config.optimizer
+    block, run = config.model.stack.blocks[0], config.optimizer
     warmup = run.schedule.warmup
     found = (config.batch_size, run.weight_decay, block.dropout, warmup if warmup >= 1 else warmup * config.steps)
     found = (*found, config.steps, run.peak_lr, run.groups.dynamics.lr * run.peak_lr)
@@ -648,6 +654,21 @@ def test_long_range_trains_single_parameters_as_papers_do(name, task):
         group = optimizer.multipliers(params)[f'mixer/system/{part}']
         found.append(pytest.approx((group.lr * optimizer.peak_lr, group.weight_decay * optimizer.weight_decay)))
     assert found == [*RATES_BY_HAND[name, task], RATES_BY_HAND[name, task][-1]]
+
+
+def test_long_range_bounds_the_gates_of_hgrn_from_layer_to_layer():
+    """As the paper's learned bounds start: the layers below over all, in mixers of both readings; none beside them."""
+    for name, conv in (('hgrn', '0'), ('bi_hgrn', '0'), ('hgrn', '1')):
+        config = long_range.get_config(f'task=imdb,zoo={name},size=full,conv={conv}')
+        assert (config.model.stack.depth, config.model.dim) == (4, 128)
+        found = [
+            {mixer.lower_bound for mixer in within(block.mixer) if 'lower_bound' in mixer}
+            for block in config.model.stack.blocks
+        ]
+        assert found == [{0.0} if conv == '0' else set(), {0.25}, {0.5} if conv == '0' else set(), {0.75}]
+        assert all(block.mlp.hidden == 128 for block in config.model.stack.blocks)
+    (block,) = long_range.get_config('task=listops,zoo=hgrn,size=smoke').model.stack.blocks
+    assert block.mixer.lower_bound == 0
 
 
 def test_long_range_has_what_s5_starts_as_and_is_read_by():
