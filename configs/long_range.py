@@ -195,11 +195,11 @@ def _s5(
     blocks: int,
     overrides: tuple[Override, ...] = OUTPUTS_DECAY,
     *,
-    values: str = 'activated',
+    multiplied: str = 'activated',
     **system: Any,
 ) -> dict[str, Any]:
     sizes = _s4(overrides, blocks=blocks, **system)['sizes']
-    return {'sizes': {'state': state, 'readout.values': values, **sizes}, 'overrides': overrides, **ALONE}
+    return {'sizes': {'state': state, 'readout.multiplied': multiplied, **sizes}, 'overrides': overrides, **ALONE}
 
 
 def _lru(state: int, low: float, high: float, turn: float = 2 * math.pi) -> dict[str, Any]:
@@ -250,11 +250,11 @@ PUBLISHED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     's5': {
         'listops': dict(
             steps=76_800, batch_size=50, peak_lr=3e-3, weight_decay=0.04, warmup=1_920.0,
-            **_s5(16, 8, (*OUTPUTS_DECAY, Override('*/system/B')), outputs='map', values='given'),
+            **_s5(16, 8, (*OUTPUTS_DECAY, Override('*/system/B')), outputs='map', multiplied='given'),
         ),
         'imdb': dict(
             steps=17_500, batch_size=50, peak_lr=4e-3, weight_decay=0.07, dropout=0.1, warmup=0.0,
-            **_s5(192, 12, (*OUTPUTS_DECAY, Override('*/log_step')), outputs='map', values='given'),
+            **_s5(192, 12, (*OUTPUTS_DECAY, Override('*/log_step')), outputs='map', multiplied='given'),
         ),
         'aan': dict(
             steps=92_000, batch_size=32, peak_lr=2e-3, dim=128, weight_decay=0.05, warmup=0.05,
@@ -536,9 +536,12 @@ def _two_rates(recipe: Recipe, run: Setting, chosen: Mapping[str, str]) -> Confi
 
 def _stack(recipe: Recipe, run: Setting) -> ConfigDict:
     """The recipe's mixers in the one block, in their bidirectional form where they have one."""
-    mixers = recipe.sized(heads=run.heads, window=run.window, length=run.length, causal=not recipe.bidirectional)
+    sized = partial(
+        recipe.sized, heads=run.heads, window=run.window, length=run.length, causal=not recipe.bidirectional
+    )
+    mixers = sized()
     if run.by_layer:
-        mixers = tuple(mixers[layer % len(mixers)].copy_and_resolve_references() for layer in range(run.depth))
+        mixers = tuple(sized()[layer % len(mixers)] for layer in range(run.depth))
     for layer, mixer in enumerate(mixers):
         sizes = {**run.sizes, **{key: made(layer, run.depth) for key, made in run.by_layer.items()}}
         # Of layers that read both ways the mixers inside take them; the convolutions of conv=1 take none.

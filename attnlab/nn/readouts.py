@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attnlab.errors import UserError
 from attnlab.functional.recomputed import gated
 from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
@@ -36,22 +35,20 @@ class SelfGate(Module):
     """`x * sigmoid(W x + c)` of `x = gelu(y)`, or `y * sigmoid(W x + c)`.
 
     Smith et al. 2023, https://arxiv.org/abs/2208.04933: `half_glu1` and `half_glu2` of the released code. Raises
-    `UserError` for other `values` than these.
+    `UserError` for another `multiplied`.
 
     Args:
       dim: channels.
-      values: what the gate multiplies, 'activated' x or 'given' y.
+      multiplied: what the gate multiplies, 'activated' x or 'given' y.
       rngs: draws the parameters.
     """
 
     goes_on = True
 
-    def __init__(self, dim: int, *, values: Literal['activated', 'given'] = 'activated', rngs: nnx.Rngs):
-        if values not in ('activated', 'given'):
-            raise UserError(f'values of a self gate are {values!r}; they must be activated or given')
-        self.values = values
+    def __init__(self, dim: int, *, multiplied: Literal['activated', 'given'] = 'activated', rngs: nnx.Rngs):
+        self.multiplied = multiplied
         self.linear = Linear(dim, dim, bias=True, axes=('mlp', 'embed'), rngs=rngs)
 
     def __call__(self, y: Sequence) -> Sequence:
         x = jax.nn.gelu(y)
-        return gated({'activated': x, 'given': y}[self.values], self.linear(x), jax.nn.sigmoid)
+        return gated({'activated': x, 'given': y}[self.multiplied], self.linear(x), jax.nn.sigmoid)

@@ -361,8 +361,6 @@ class SharedSystem(System):
     ):
         if state % (2 * blocks):
             raise UserError(f'state is {state} with {blocks} blocks; twice the number of blocks must divide it')
-        if outputs not in ('states', 'map', 'modes'):
-            raise UserError(f'outputs of a shared system are {outputs!r}; they must be states, map or modes')
         self.state, self.greatest = state, greatest
         basis = hippo.modes('legs', state // blocks)
         count = state // 2

@@ -201,7 +201,7 @@ STATE_SPACE = {
         notes=(
             '`state` counts real states, twice the modes. Outputs C start truncated normal in the basis of LegS, one '
             'of three starts of the released code (`system.outputs`), and have no weight decay but at `size=full` of '
-            'configs/long_range.py; of its readouts `half_glu1` follows, `half_glu2` with `readout.values=given`. '
+            'configs/long_range.py; of its readouts `half_glu1` follows, `half_glu2` with `readout.multiplied=given`. '
             'Eigenvalues are free; `system.greatest=-1e-4` clips them as the code does on request.'
         ),
     ),
