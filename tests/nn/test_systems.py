@@ -1,5 +1,7 @@
 """Linear systems against dense matrices, and their two modes against each other."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,7 @@ from attnlab.functional.structured import (
 )
 from attnlab.nn.parameter import GROUPS
 from attnlab.nn.systems import DiagonalSystem, LowRankSystem, RingSystem, SharedSystem, System
+from attnlab.testing.jaxprs import equations
 from attnlab.testing.noise import noise, perturbed
 from attnlab.testing.tolerances import tolerance
 
@@ -204,12 +207,29 @@ def test_in_float32_the_modes_agree_over_4096_steps(start):
     stepped = jax.jit(lambda x: system(x, None, system.init_state(1, x.dtype))[0])(x)
     assert float(jnp.max(jnp.abs(convolved - stepped))) < 1e-4 * float(jnp.max(jnp.abs(stepped)))
 
+    def token(state, x):
+        y, state = system(x[:, None], None, state)
+        return state, y[:, 0]
 
-def test_16384_steps_in_convolution_mode():
-    """Traced: what it would hold at once is what counts."""
-    system = LowRankSystem(4, state=8, causal=True, rngs=nnx.Rngs(0))
-    y = jax.eval_shape(lambda x: system(x, None)[0], jax.ShapeDtypeStruct((1, 16384, 4), jnp.float32))
-    assert y.shape == (1, 16384, 4)
+    _, decoded = jax.jit(lambda x: jax.lax.scan(token, system.init_state(1, x.dtype), jnp.swapaxes(x, 0, 1)))(x)
+    difference = jnp.abs(convolved - jnp.swapaxes(decoded, 0, 1))
+    assert float(jnp.max(difference)) < 1e-4 * float(jnp.max(jnp.abs(stepped)))
+
+
+@pytest.mark.parametrize('kind', [DiagonalSystem, LowRankSystem])
+def test_16384_steps_in_convolution_mode(kind):
+    """Traced, forward and backward: nothing is as large as the states of all steps, a sixteenth of that at most."""
+    length, channels, state = 16_384, 4, 64
+    system = kind(channels, state=state, causal=True, rngs=nnx.Rngs(0))
+    graphdef, params = nnx.split(system)
+
+    def total(params, x):
+        return jnp.sum(nnx.merge(graphdef, params)(x, None)[0])
+
+    x = jax.ShapeDtypeStruct((1, length, channels), jnp.float32)
+    traced = jax.make_jaxpr(jax.value_and_grad(total, argnums=(0, 1)))(params, x)
+    greatest = max(math.prod(out.aval.shape) for equation in equations(traced.jaxpr) for out in equation.outvars)
+    assert length * channels <= greatest <= length * channels * state / 16
 
 
 def test_time_scales_are_of_the_group_dynamics():
@@ -278,7 +298,7 @@ def test_eigenvalues_of_s5_are_clipped_on_request():
         (lambda rngs: SharedSystem(4, state=8, blocks=3, causal=True, rngs=rngs), 'state is 8 with 3 blocks'),
         (
             lambda rngs: SharedSystem(4, state=8, outputs='all', causal=True, rngs=rngs),
-            "system are 'all'; they must be",
+            "outputs of SharedSystem is 'all'; it must be",
         ),
         (lambda rngs: RingSystem(4, state=8, low=0.9, high=1.0, causal=True, rngs=rngs), 'a ring from 0.9 to 1.0'),
     ],
