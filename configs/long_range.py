@@ -198,8 +198,8 @@ def _s5(
     multiplied: str = 'activated',
     **system: Any,
 ) -> dict[str, Any]:
-    sizes = _s4(overrides, blocks=blocks, **system)['sizes']
-    return {'sizes': {'state': state, 'readout.multiplied': multiplied, **sizes}, 'overrides': overrides, **ALONE}
+    found = _s4(overrides, blocks=blocks, **system)
+    return {**found, 'sizes': {'state': state, 'readout.multiplied': multiplied, **found['sizes']}}
 
 
 def _lru(state: int, low: float, high: float, turn: float = 2 * math.pi) -> dict[str, Any]:
