@@ -546,7 +546,7 @@ def test_long_range_has_the_sizes_of_papers(name):
         assert config.optimizer.peak_lr == published.get('peak_lr', of_s4.peak_lr)
         assert config.model.dim == published.get('dim', of_s4.dim)
         assert config.model.stack.depth == published.get('depth', of_s4.depth)
-        (block,) = config.model.stack.blocks
+        block = config.model.stack.blocks[0]
         assert (block.mlp is None) == (published['mlp']() is None)
         assert all(config_path.get_value(key, block.mixer) == size for key, size in published.get('sizes', {}).items())
         jax.eval_shape(lambda block=block, dim=config.model.dim: nnx.state(build(block.mixer)(dim, rngs=nnx.Rngs(0))))
@@ -554,24 +554,47 @@ def test_long_range_has_the_sizes_of_papers(name):
 
 BY_HAND = {
     # Batch, weight decay, dropout, steps of warm-up, all steps, greatest rate and that of the dynamics.
-    ('s4', 'cifar10'): (50, 0.05, 0.1, 3_600, 180_000, 0.01, 0.001),
-    ('s4d', 'pathfinder'): (64, 0.03, 0.0, 10_000, 500_000, 0.004, 0.001),
-    ('s5', 'imdb'): (50, 0.07, 0.1, 0, 17_500, 0.004, 0.004),
-    ('s5', 'pathfinder'): (64, 0.03, 0.05, 10_000, 500_000, 0.0045, 0.0009),
+    ('s4', 'listops'): (50, 0.05, 0.0, 1_000, 76_800, 0.01, 0.001),
+    ('s4', 'imdb'): (16, 0.05, 0.0, 1_000, 50_000, 0.01, 0.001),
+    ('s4', 'aan'): (64, 0.05, 0.0, 2_500, 46_000, 0.01, 0.001),
+    ('s4', 'cifar10'): (50, 0.05, 0.1, 900, 180_000, 0.01, 0.001),
+    ('s4d', 'pathfinder'): (64, 0.03, 0.0, 2_500, 500_000, 0.004, 0.001),
+    ('s4d', 'pathfinder128'): (16, 0.05, 0.0, 10_000, 500_000, 0.0005, 0.0005),
+    ('s4', 'speech_commands'): (16, 0.05, 0.0, 1_000, 212_000, 0.01, 0.001),
+    ('s5', 'listops'): (50, 0.04, 0.0, 1_920, 76_800, 0.003, 0.001),
+    ('s5', 'imdb'): (50, 0.07, 0.1, 0, 17_500, 0.004, 0.001),
+    ('s5', 'aan'): (32, 0.05, 0.0, 4_600, 92_000, 0.002, 0.001),
+    ('s5', 'cifar10'): (50, 0.07, 0.1, 900, 225_000, 0.0045, 0.001),
+    ('s5', 'pathfinder'): (64, 0.03, 0.05, 2_500, 500_000, 0.0045, 0.0009),
+    ('s5', 'pathfinder128'): (32, 0.06, 0.0, 5_000, 375_000, 0.0018, 0.0006),
+    ('s5', 'speech_commands'): (16, 0.04, 0.1, 5_303, 212_000, 0.008, 0.002),
     ('lru', 'pathfinder128'): (32, 0.05, 0.0, 25_000, 250_000, 0.002, 0.0005),
+    ('hgrn', 'listops'): (128, 0.01, 0.0, 5_000, 50_000, 0.0005, 0.0005),
+    ('bi_hgrn', 'imdb'): (32, 0.0, 0.1, 10_000, 50_000, 0.005, 0.005),
+    ('hgrn', 'aan'): (64, 0.0, 0.0, 312, 50_000, 0.005, 0.005),
+    ('bi_hgrn', 'cifar10'): (50, 0.0, 0.0, 30_000, 50_000, 0.003, 0.003),
+    ('hgrn', 'pathfinder'): (128, 0.0, 0.0, 50_000, 500_000, 0.002, 0.002),
+    ('hgrn', 'pathfinder128'): (16, 0.0, 0.0, 150_000, 500_000, 0.00075, 0.00075),
     ('mega', 'listops'): (64, 0.01, 0.1, 3_000, 90_000, 0.001, 0.001),
-    ('bi_mega', 'imdb'): (50, 0.01, 0.1, 10_000, 25_000, 0.004, 0.001),
-    ('seqboat', 'listops'): (64, 0.001, 0.1, 27_000, 90_000, 0.004, 0.001),
-    ('bi_seqboat', 'aan'): (64, 0.04, 0.1, 10_000, 91_960, 0.003, 0.001),
-    ('mha', 'listops'): (32, 0.1, 0.0, 1_000, 5_000, 0.0016, 0.001),
-    ('mha', 'cifar10'): (256, 0.0, 0.3, 176, 35_200, 0.0005, 0.0005),
+    ('bi_mega', 'imdb'): (50, 0.01, 0.1, 10_000, 25_000, 0.004, 0.004),
+    ('mega', 'cifar10'): (50, 0.02, 0.0, 9_000, 180_000, 0.01, 0.01),
+    ('mega', 'pathfinder128'): (16, 0.01, 0.0, 25_000, 125_000, 0.01, 0.01),
+    ('seqboat', 'listops'): (64, 0.001, 0.1, 27_000, 90_000, 0.004, 0.004),
+    ('bi_seqboat', 'aan'): (64, 0.04, 0.1, 10_000, 91_960, 0.003, 0.003),
+    ('seqboat', 'pathfinder'): (128, 0.01, 0.0, 50_000, 250_000, 0.01, 0.01),
+    ('mha', 'listops'): (32, 0.1, 0.1, 1_000, 5_000, 0.0016, 0.001),
+    ('mha', 'imdb'): (32, 0.1, 0.1, 8_000, 20_000, 0.00056, 0.00056),
+    ('mha', 'aan'): (32, 0.1, 0.1, 4_500, 5_000, 0.00035, 0.00035),
+    ('mha', 'cifar10'): (256, 0.0, 0.3, 175, 35_000, 0.0005, 0.0005),
+    ('mha', 'pathfinder'): (512, 0.0, 0.2, 312, 62_400, 0.001, 0.001),
+    ('mha', 'pathfinder128'): (64, 0.0, 0.1, 2_500, 500_000, 0.001, 0.001),
 }
 
 
 @pytest.mark.parametrize(('name', 'task'), BY_HAND)
 def test_long_range_is_trained_as_papers_do(name, task):
     config = long_range.get_config(f'task={task},zoo={name},size=full')
-    (block,), run = config.model.stack.blocks, config.optimizer
+    block, run = config.model.stack.blocks[0], config.optimizer
     warmup = run.schedule.warmup
     found = (config.batch_size, run.weight_decay, block.dropout, warmup if warmup >= 1 else warmup * config.steps)
     found = (*found, config.steps, run.peak_lr, run.groups.dynamics.lr * run.peak_lr)
@@ -594,7 +617,78 @@ def test_long_range_gives_both_readings_what_is_published_for_one():
         for task, name in (('pathfinder128', 's4d'), ('pathfinder', 's4d'), ('cifar10', 's4'), ('listops', 's4'))
     ]
     assert [system.starts for system in systems] == [('inv',), ('lin',), ('legs',), ('legs',)]
-    assert [system.copies for system in systems] == [None, None, 2, 1] and systems[0].low == 1e-4
+    assert [system.copies for system in systems] == [None, None, 2, None] and systems[0].low == 1e-4
+
+
+def test_long_range_has_the_heads_of_the_arena():
+    """Widths of keys of all heads: 512, 256, 128, 64, 16 and 16."""
+    found = []
+    for task in ('listops', 'imdb', 'aan', 'cifar10', 'pathfinder', 'pathfinder128'):
+        config = long_range.get_config(f'task={task},zoo=mha,size=full')
+        (block,) = config.model.stack.blocks
+        mixer = nnx.eval_shape(lambda block=block, dim=config.model.dim: build(block.mixer)(dim, rngs=nnx.Rngs(0)))
+        found.append(mixer.query.weight.shape[1:])
+    assert [int(np.prod(shape)) for shape in found] == [512, 256, 128, 64, 16, 16]
+
+
+RATES_BY_HAND = {
+    # Greatest rate and weight decay of steps of time, inputs B and outputs C.
+    ('s4', 'imdb'): ((0.01, 0.0), (0.001, 0.0), (0.01, 0.05)),
+    ('s4', 'pathfinder'): ((0.001, 0.0), (0.001, 0.0), (0.004, 0.03)),
+    ('s4', 'pathfinder128'): ((0.0005, 0.0), (0.0005, 0.0), (0.0005, 0.05)),
+    ('s4d', 'cifar10'): ((0.01, 0.0), (0.001, 0.0), (0.01, 0.05)),
+    ('s4', 'speech_commands'): ((0.001, 0.0), (0.001, 0.0), (0.01, 0.05)),
+    # BfastandCdecay, standard with dt_global, standard, BandCdecay and noBCdecay of the released code.
+    ('s5', 'listops'): ((0.001, 0.0), (0.003, 0.04), (0.003, 0.04)),
+    ('s5', 'aan'): ((0.002, 0.05), (0.001, 0.0), (0.002, 0.05)),
+    ('s5', 'pathfinder'): ((0.0009, 0.0), (0.0009, 0.0), (0.0045, 0.03)),
+    ('s5', 'pathfinder128'): ((0.0006, 0.0), (0.0006, 0.06), (0.0018, 0.06)),
+    ('s5', 'speech_commands'): ((0.002, 0.0), (0.002, 0.0), (0.002, 0.0)),
+}
+
+
+@pytest.mark.parametrize(('name', 'task'), RATES_BY_HAND)
+def test_long_range_trains_single_parameters_as_papers_do(name, task):
+    config = long_range.get_config(f'task={task},zoo={name},size=full')
+    (block,), optimizer = config.model.stack.blocks, build(config.optimizer)
+    params = nnx.state({'mixer': nnx.eval_shape(lambda: build(block.mixer)(8, rngs=nnx.Rngs(0)))})
+    found = []
+    for part in ('log_step', 'B', 'C', 'C_later'):
+        group = optimizer.multipliers(params)[f'mixer/system/{part}']
+        found.append(pytest.approx((group.lr * optimizer.peak_lr, group.weight_decay * optimizer.weight_decay)))
+    assert found == [*RATES_BY_HAND[name, task], RATES_BY_HAND[name, task][-1]]
+
+
+def test_long_range_bounds_the_gates_of_hgrn_from_layer_to_layer():
+    """As the paper's learned bounds start: the layers below over all, in mixers of both readings; none beside them."""
+    for name, conv in (('hgrn', '0'), ('bi_hgrn', '0'), ('hgrn', '1')):
+        config = long_range.get_config(f'task=imdb,zoo={name},size=full,conv={conv}')
+        assert (config.model.stack.depth, config.model.dim) == (4, 128)
+        found = [
+            {mixer.lower_bound for mixer in within(block.mixer) if 'lower_bound' in mixer}
+            for block in config.model.stack.blocks
+        ]
+        assert found == [{0.0} if conv == '0' else set(), {0.25}, {0.5} if conv == '0' else set(), {0.75}]
+        assert all(block.mlp.hidden == 128 for block in config.model.stack.blocks)
+    (block,) = long_range.get_config('task=listops,zoo=hgrn,size=smoke').model.stack.blocks
+    assert block.mixer.lower_bound == 0
+
+
+def test_long_range_has_what_s5_starts_as_and_is_read_by():
+    """`C_init`, `activation_fn` and `clip_eigs` of the released scripts."""
+    found = {}
+    for task in long_range.PUBLISHED['s5']:
+        (block,) = long_range.get_config(f'task={task},zoo=s5,size=full').model.stack.blocks
+        found[task] = (block.mixer.system.outputs, block.mixer.readout.multiplied, block.mixer.system.greatest)
+    assert found == {
+        'listops': ('map', 'given', None),
+        'imdb': ('map', 'given', None),
+        'aan': ('states', 'activated', None),
+        'cifar10': ('map', 'activated', -1e-4),
+        'pathfinder': ('states', 'activated', None),
+        'pathfinder128': ('modes', 'activated', None),
+        'speech_commands': ('map', 'activated', None),
+    }
 
 
 def test_long_range_has_published_sizes_beside_convolutions_that_take_none():

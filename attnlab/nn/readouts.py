@@ -1,5 +1,7 @@
 """What follows a linear system: a nonlinearity, and a map that mixes channels, gated."""
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -30,13 +32,23 @@ class GatedReadout(Module):
 
 
 class SelfGate(Module):
-    """`x * sigmoid(W x + c)` of `x = gelu(y)`. Smith et al. 2023, https://arxiv.org/abs/2208.04933."""
+    """`x * sigmoid(W x + c)` of `x = gelu(y)`, or `y * sigmoid(W x + c)`.
+
+    Smith et al. 2023, https://arxiv.org/abs/2208.04933: `half_glu1` and `half_glu2` of the released code. Raises
+    `UserError` for another `multiplied`.
+
+    Args:
+      dim: channels.
+      multiplied: what the gate multiplies, 'activated' x or 'given' y.
+      rngs: draws the parameters.
+    """
 
     goes_on = True
 
-    def __init__(self, dim: int, *, rngs: nnx.Rngs):
+    def __init__(self, dim: int, *, multiplied: Literal['activated', 'given'] = 'activated', rngs: nnx.Rngs):
+        self.multiplied = multiplied
         self.linear = Linear(dim, dim, bias=True, axes=('mlp', 'embed'), rngs=rngs)
 
     def __call__(self, y: Sequence) -> Sequence:
         x = jax.nn.gelu(y)
-        return gated(x, self.linear(x), jax.nn.sigmoid)
+        return gated({'activated': x, 'given': y}[self.multiplied], self.linear(x), jax.nn.sigmoid)

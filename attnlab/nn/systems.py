@@ -327,9 +327,10 @@ class SharedSystem(System):
     The modes are one of each conjugate pair of `blocks` copies of the normal part of LegS; `B` starts as a random
     real map in its basis, of variance one over the states, `C` as one whose real and imaginary parts each have that
     variance; both are truncated, as in the released code. `dt` is one a mode, log-uniform in `[low, high]` at the
-    start. Eigenvalues are free, as in the released code: training may move them to growth.
+    start. Eigenvalues are free, as in the released code, unless it clips them: training may move them to growth.
 
-    Smith et al. 2023, https://arxiv.org/abs/2208.04933. Raises `UserError` unless twice `blocks` divides `state`.
+    Smith et al. 2023, https://arxiv.org/abs/2208.04933. Raises `UserError` unless twice `blocks` divides `state`, and
+    for other `outputs` than these.
 
     Args:
       dim: channels.
@@ -337,6 +338,10 @@ class SharedSystem(System):
       blocks: copies of LegS, of `state / blocks` states each.
       low: the least step at the start.
       high: the greatest.
+      outputs: what `C` starts as: 'states', as above; 'map', with a variance of one over states times channels;
+        'modes', normal in the modes, of parts with a variance of a half. `trunc_standard_normal`, `lecun_normal` and
+        `complex_normal` of the released code.
+      greatest: the greatest real part of eigenvalues, such as -1e-4, beyond which they are clipped; `None`: free.
       causal: `False`: a second scan of the same inputs, from the end, is read by outputs of its own.
       rngs: draws the parameters.
     """
@@ -350,11 +355,13 @@ class SharedSystem(System):
         blocks: int = 1,
         low: float = 1e-3,
         high: float = 1e-1,
+        outputs: Literal['states', 'map', 'modes'] = 'states',
+        greatest: float | None = None,
         rngs: nnx.Rngs,
     ):
         if state % (2 * blocks):
             raise UserError(f'state is {state} with {blocks} blocks; twice the number of blocks must divide it')
-        self.state = state
+        self.state, self.greatest = state, greatest
         basis = hippo.modes('legs', state // blocks)
         count = state // 2
         eigenvalues = np.tile(basis.eigenvalues, blocks)
@@ -365,8 +372,11 @@ class SharedSystem(System):
             drawn = nnx.initializers.lecun_normal()(key, (state, dim), dtype)
             return _stacked(jnp.asarray(change, _complex(dtype)) @ drawn, dtype)
 
-        def outputs(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
-            drawn = nnx.initializers.lecun_normal(batch_axis=(0,))(key, (dim, state, 2), dtype)
+        def read(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+            if outputs == 'modes':
+                return nnx.initializers.normal(math.sqrt(0.5))(key, shape, dtype)
+            apart = {'states': (0,), 'map': ()}[outputs]
+            drawn = nnx.initializers.lecun_normal(batch_axis=apart)(key, (dim, state, 2), dtype)
             drawn = jax.lax.complex(drawn[..., 0], drawn[..., 1])
             return _stacked(drawn @ jnp.asarray(change.conj().T, _complex(dtype)), dtype)
 
@@ -375,9 +385,9 @@ class SharedSystem(System):
         self.A_imag = _fixed(eigenvalues.imag, axes, 'dynamics', rngs)
         self.B = param(inputs, (count, dim, 2), axes=('state', 'embed', None), group='dynamics', rngs=rngs)
         shape, along = (dim, count, 2), ('embed', 'state', None)
-        self.C = param(outputs, shape, axes=along, group='vector', rngs=rngs)
+        self.C = param(read, shape, axes=along, group='vector', rngs=rngs)
         self.log_step = _log_step((count,), axes, low, high, rngs)
-        self.C_later = None if causal else param(outputs, shape, axes=along, group='vector', rngs=rngs)
+        self.C_later = None if causal else param(read, shape, axes=along, group='vector', rngs=rngs)
 
     def __call__(
         self,
@@ -387,7 +397,9 @@ class SharedSystem(System):
         *,
         implementation: str | None = None,
     ) -> tuple[Sequence, Float[Array, 'b n'] | None]:
-        A = jax.lax.complex(self.A_real[...].astype(x.dtype), self.A_imag[...].astype(x.dtype))
+        real = self.A_real[...].astype(x.dtype)
+        real = real if self.greatest is None else jnp.minimum(real, self.greatest)
+        A = jax.lax.complex(real, self.A_imag[...].astype(x.dtype))
         step = jnp.exp(self.log_step[...].astype(x.dtype))
         decay = jnp.exp(step * A)
         written = _mapped(x, (decay - 1) / A, self.B)

@@ -14,7 +14,9 @@ from attnlab.files import write_results
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Printer
 from attnlab.tasks.forecasting import Forecasting
-from attnlab.tasks.task import Sliced
+from attnlab.tasks.task import Guessable, Sliced
+from attnlab.tasks.trivial import TRAINED
+from attnlab.train.setup import Setup
 
 
 def evaluate_run(
@@ -56,9 +58,29 @@ def evaluate_run(
         printer.table(evaluation.table(title))
         if shown is not None and shown.numbers:
             printer.table(shown.table(title))
+        if isinstance(evaluator, BySlice) and (guessed := trivial_line(setup, evaluator)) is not None:
+            printer.line(guessed)
         figures = sorted(map(str, (folder / name).glob('*.png')))
         printer.line(f'written: {", ".join([str(path), *figures])}')
     return dict(evaluation.numbers)
+
+
+def trivial_line(setup: Setup, evaluator: BySlice) -> str | None:
+    """What trivial predictors reach on the first slice that an evaluator asks, as `attnlab compare` has it; `None` for
+    a task that knows of none.
+
+    They count the first examples of training, and are asked the first of the slice, `TRAINED` of each at most.
+    """
+    if not isinstance(setup.task, Guessable) or not isinstance(setup.task, Sliced):
+        return None
+    slices = setup.task.slices(evaluator.split, setup.length, evaluator.multiples, evaluator.examples)
+    name, part = next(iter(slices.items()))
+    found = {
+        f'{name}/{metric}': ', '.join(f'{guess} {score:.3g}' for guess, score in scores.items())
+        for metric, scores in setup.task.trivial(part).items()
+    }
+    reached = '; '.join(f'{metric} {scores}' for metric, scores in found.items() if scores)
+    return f'trivial predictors (at most {TRAINED:,} examples): {reached}' if reached else None
 
 
 def _forecasts(loaded: Loaded, split: str) -> ShownForecasts | None:

@@ -79,7 +79,8 @@ RECURRENT = {
         notes=(
             'With a complex state, the gates, biases and norm of the first released version. The lower bound of forget '
             'gates is a constant of the layer, `lower_bound`, 0 as in the first layer: the paper learns a step up for '
-            'every layer.'
+            'every layer. `size=full` of configs/long_range.py has the steps that these start at. The released form '
+            'that reads both ways shares its maps; `bi_hgrn` is two whole mixers.'
         ),
     ),
     'slstm': Recipe(

@@ -144,11 +144,12 @@ STATE_SPACE = {
         notes=(
             'A convolution in training, a recurrence in a stream. LegS, or other bases of HiPPO by `system.starts`: '
             '`legt`, `fout`, several in turn over the channels with `system.copies`. As in the released code P is tied '
-            'to its conjugate, one state matrix serves all channels, and a gated map follows. Outputs C are trained as '
-            'the recurrence reads them, at every length, where the code trains them for one length, truncated; they '
-            'have no weight decay, and inputs B are not clipped. Bidirectional, one set of dynamics is read by two '
-            'sets of outputs, as in the released code. The papers on long sequences have no channel mixers, those on '
-            'text do.'
+            'to its conjugate, and a gated map follows. One state matrix serves all channels, the default of its '
+            'configs; those of the arena by Gu et al. 2023 have one a channel, `system.copies=None`, as have the paper '
+            'and `size=full` of configs/long_range.py. Outputs C are trained as the recurrence reads them, at every '
+            'length, where the code trains them for one length, truncated; they have no weight decay but at '
+            '`size=full`, and inputs B are not clipped. Bidirectional, one set of dynamics is read by two sets of '
+            'outputs, as in the released code. The papers on long sequences have no channel mixers, those on text do.'
         ),
     ),
     's4d': Recipe(
@@ -166,8 +167,8 @@ STATE_SPACE = {
         notes=(
             'S4D-Lin with a zero-order hold, a set of modes a channel as in the short version of the released code. '
             '`system.starts` may be `legs`, `lin`, `inv`, `quad`, `random` or `real`, `system.method` bilinear. B is '
-            'trained, as in the long version; it starts without the half of the theory. Outputs C have no weight '
-            'decay. Bidirectional as `s4`.'
+            'trained, as in the long version; it starts without the half of the theory. Outputs C and bidirectional '
+            'reading as in `s4`.'
         ),
     ),
     's6': Recipe(
@@ -199,7 +200,9 @@ STATE_SPACE = {
         smallest_state=8,
         notes=(
             '`state` counts real states, twice the modes. Outputs C start truncated normal in the basis of LegS, one '
-            'of three starts of the released code, and have no weight decay; of its readouts `half_glu1` follows.'
+            'of three starts of the released code (`system.outputs`), and have no weight decay but at `size=full` of '
+            'configs/long_range.py; of its readouts `half_glu1` follows, `half_glu2` with `readout.multiplied=given`. '
+            'Eigenvalues are free; `system.greatest=-1e-4` clips them as the code does on request.'
         ),
     ),
     'lru': Recipe(

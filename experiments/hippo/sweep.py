@@ -12,6 +12,7 @@ from attnlab.configuration import config_of
 from attnlab.data.synthetic.memory import Delay, Recollection, band_covariance
 from attnlab.experiment.experiment import Finished, Run, label_of
 from attnlab.experiment.splits import SPLITS, of_splits
+from attnlab.functional import hippo
 from attnlab.models.linear_memory import LinearMemory
 from attnlab.nn.systems import DiagonalSystem, LowRankSystem
 from attnlab.tasks.synthetic import InContextRegression
@@ -48,8 +49,8 @@ SIZES = {
     'full': Size(length=4096, band=0.03, lag=1000, points=64, dim=64, state=64, steps=20_000, batch=16, examples=1024),
 }
 STEPS = {'short': (25.0, 250.0), 'fit': (1.0, 4.0), 'long': (0.001, 0.01)}
-"""Ranges of steps, over one by the row: systems then remember a tenth of the row or less, about all of it, or begin
-with a state that a row hardly moves."""
+"""Ranges of steps, over that with which LegS remembers the row: systems then remember a tenth of it or less, about all
+of it, or begin with a state that a row hardly moves."""
 
 
 def problems(size):
@@ -75,7 +76,7 @@ def runs(size):
 def config(size, problem, start, steps, rate, seed):
     """The run of a linear system, evaluated on validation and test at its end."""
     found = config_of(CONFIG, 'task=regression,zoo=s4d')
-    low, high = (multiple / size.length for multiple in STEPS[steps])
+    low, high = (multiple * hippo.step_for('legs', size.length) for multiple in STEPS[steps])
     system = spec(LowRankSystem if start in DENSE else DiagonalSystem, starts=(start,), low=low, high=high)
     with found.unlocked():
         found.update(seed=seed, length=size.length, steps=size.steps, batch_size=size.batch)

@@ -1,5 +1,7 @@
 """Linear systems against dense matrices, and their two modes against each other."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,7 @@ from attnlab.functional.structured import (
 )
 from attnlab.nn.parameter import GROUPS
 from attnlab.nn.systems import DiagonalSystem, LowRankSystem, RingSystem, SharedSystem, System
+from attnlab.testing.jaxprs import equations
 from attnlab.testing.noise import noise, perturbed
 from attnlab.testing.tolerances import tolerance
 
@@ -204,12 +207,29 @@ def test_in_float32_the_modes_agree_over_4096_steps(start):
     stepped = jax.jit(lambda x: system(x, None, system.init_state(1, x.dtype))[0])(x)
     assert float(jnp.max(jnp.abs(convolved - stepped))) < 1e-4 * float(jnp.max(jnp.abs(stepped)))
 
+    def token(state, x):
+        y, state = system(x[:, None], None, state)
+        return state, y[:, 0]
 
-def test_16384_steps_in_convolution_mode():
-    """Traced: what it would hold at once is what counts."""
-    system = LowRankSystem(4, state=8, causal=True, rngs=nnx.Rngs(0))
-    y = jax.eval_shape(lambda x: system(x, None)[0], jax.ShapeDtypeStruct((1, 16384, 4), jnp.float32))
-    assert y.shape == (1, 16384, 4)
+    _, decoded = jax.jit(lambda x: jax.lax.scan(token, system.init_state(1, x.dtype), jnp.swapaxes(x, 0, 1)))(x)
+    difference = jnp.abs(convolved - jnp.swapaxes(decoded, 0, 1))
+    assert float(jnp.max(difference)) < 1e-4 * float(jnp.max(jnp.abs(stepped)))
+
+
+@pytest.mark.parametrize('kind', [DiagonalSystem, LowRankSystem])
+def test_16384_steps_in_convolution_mode(kind):
+    """Traced, forward and backward: nothing is as large as the states of all steps, a sixteenth of that at most."""
+    length, channels, state = 16_384, 4, 64
+    system = kind(channels, state=state, causal=True, rngs=nnx.Rngs(0))
+    graphdef, params = nnx.split(system)
+
+    def total(params, x):
+        return jnp.sum(nnx.merge(graphdef, params)(x, None)[0])
+
+    x = jax.ShapeDtypeStruct((1, length, channels), jnp.float32)
+    traced = jax.make_jaxpr(jax.value_and_grad(total, argnums=(0, 1)))(params, x)
+    greatest = max(math.prod(out.aval.shape) for equation in equations(traced.jaxpr) for out in equation.outvars)
+    assert length * channels <= greatest <= length * channels * state / 16
 
 
 def test_time_scales_are_of_the_group_dynamics():
@@ -236,6 +256,28 @@ def test_maps_of_s5_start_as_in_the_released_code():
         assert abs(128 * float((np.abs(numbers(parameter)) ** 2).mean()) / count - 1) < 0.03
 
 
+@pytest.mark.parametrize(('outputs', 'variance'), [('map', 2 / (128 * 256)), ('modes', 1.0)])
+def test_outputs_of_s5_start_as_the_released_code_offers(outputs, variance):
+    """`lecun_normal` has the fan-in of all channels and states; `complex_normal` is of the modes."""
+    system = SharedSystem(256, state=128, blocks=4, outputs=outputs, causal=False, rngs=nnx.Rngs(0))
+    for parameter in (system.C, system.C_later):
+        assert abs(float((np.abs(numbers(parameter)) ** 2).mean()) / variance - 1) < 0.03
+
+
+def test_eigenvalues_of_s5_are_clipped_on_request():
+    """One that grows is read as one that decays by the greatest real part, the others as they are."""
+    free, clipped = (
+        SharedSystem(4, state=8, greatest=greatest, causal=True, rngs=nnx.Rngs(0)) for greatest in (None, -0.1)
+    )
+    x = noise(1, 9, 4)
+    np.testing.assert_array_equal(free(x, None)[0], clipped(x, None)[0])
+    for system in (free, clipped):
+        system.A_real[...] = system.A_real[...].at[0].set(0.2)
+    assert not np.allclose(free(x, None)[0], clipped(x, None)[0])
+    free.A_real[...] = free.A_real[...].at[0].set(-0.1)
+    np.testing.assert_array_equal(free(x, None)[0], clipped(x, None)[0])
+
+
 @pytest.mark.parametrize(
     ('make', 'message'),
     [
@@ -254,6 +296,10 @@ def test_maps_of_s5_start_as_in_the_released_code():
         ),
         (lambda rngs: DiagonalSystem(4, state=8, low=1.0, causal=True, rngs=rngs), 'steps from 1.0 to 0.1'),
         (lambda rngs: SharedSystem(4, state=8, blocks=3, causal=True, rngs=rngs), 'state is 8 with 3 blocks'),
+        (
+            lambda rngs: SharedSystem(4, state=8, outputs='all', causal=True, rngs=rngs),
+            "outputs of SharedSystem is 'all'; it must be",
+        ),
         (lambda rngs: RingSystem(4, state=8, low=0.9, high=1.0, causal=True, rngs=rngs), 'a ring from 0.9 to 1.0'),
     ],
 )

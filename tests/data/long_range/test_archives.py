@@ -373,6 +373,29 @@ def test_an_archive_that_is_cut_off_or_none_is_named(tmp_path, monkeypatch):
             prepare('imdb', folder, 1, silent)
 
 
+def test_a_conversion_that_is_interrupted_is_made_anew(tmp_path, monkeypatch):
+    members = {
+        f'aclImdb/{split}/pos/{number}_9.txt': b'%d' % number for split in ('train', 'test') for number in range(3)
+    }
+    content = archive(members)
+    put(tmp_path, 'imdb', content)
+    expect(monkeypatch, 'imdb', content)
+    whole = builders.ImdbBuilder._converted
+
+    def interrupted(self, archive, split):
+        yield next(whole(self, archive, split))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(builders.ImdbBuilder, '_converted', interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            prepare('imdb', tmp_path, 1, silent)
+    with pytest.raises(UserError, match='run: attnlab data prepare imdb'):
+        Prepared('imdb', str(tmp_path)).rows('train')
+    assert prepare('imdb', tmp_path, 1, silent).fresh
+    assert contents(Prepared('imdb', str(tmp_path)), 'train') == [(b'0', 1), (b'1', 1), (b'2', 1)]
+
+
 def test_the_checksums_are_those_of_the_catalogue():
     root = pathlib.Path(tfds.__file__).parent
     tables = [

@@ -11,13 +11,14 @@ from attnlab.config import build
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.state_space.structured import StructuredSSM
+from attnlab.nn.readouts import SelfGate
 from attnlab.testing.noise import noise, perturbed
 from attnlab.zoo.state_space import STATE_SPACE
 
 DIM = 4
 
 
-def make(name: str, **form: bool) -> StructuredSSM:
+def make(name: str, **form: bool | int) -> StructuredSSM:
     factory = build(STATE_SPACE[name].spec)
     return factory.module(DIM, **{**factory.kwargs, 'state': 8, **form}, rngs=nnx.Rngs(0))
 
@@ -44,6 +45,17 @@ def test_a_skip_and_a_gated_map_follow_the_system(name):
         np.testing.assert_allclose(y, expected, rtol=1e-9, atol=1e-9)
 
 
+def test_a_self_gate_multiplies_what_it_read_on_request():
+    """`half_glu2` of S5."""
+    read, given = (SelfGate(DIM, multiplied=each, rngs=nnx.Rngs(0)) for each in ('activated', 'given'))
+    y = noise(1, 5, DIM)
+    gate = expit(gelu_of_jax(np.asarray(y)) @ np.asarray(given.linear.weight[...]))
+    np.testing.assert_allclose(given(y), np.asarray(y) * gate, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(read(y), gelu_of_jax(np.asarray(y)) * gate, rtol=1e-5, atol=1e-6)
+    with pytest.raises(UserError, match="is 'all'; it must be 'activated' or 'given'"):
+        SelfGate(DIM, multiplied='all', rngs=nnx.Rngs(0))
+
+
 def test_both_ways_there_is_no_stream_and_time_is_not_divided():
     mixer = make('s4', causal=False)
     assert make('s4').divides_time and not mixer.divides_time
@@ -62,7 +74,7 @@ def test_the_state_is_as_wide_as_the_system():
 @pytest.mark.parametrize('name', ['s4', 's4d', 's5', 's6', 'lru'])
 def test_16384_tokens_in_one_pass_and_a_step_after_a_stream(name):
     """What decodes agrees with what trained, and gradients through the whole row are finite."""
-    mixer, length = make(name), 16_384
+    mixer, length = make(name, state=64), 16_384
     x, ctx = noise(1, length, DIM), Context.full(1, length)
     graphdef, params = nnx.split(mixer)
 
