@@ -43,6 +43,8 @@ HOME = 'home'
 POINT = 'point'
 """The note of a trial's point: all of what was drawn, in one write."""
 SURPLUS = 'one more than the sweep has: another host made the last trial at the same time'
+OWN = ('journal.log', 'trials', 'logs', 'locks', 'confirm')
+"""What a study is written to below its folder, besides files that are replaced or locked."""
 DATABASE = 'database'
 """The file that marks a study whose trials are stored in a database."""
 
@@ -253,6 +255,7 @@ def open_study(folder: pathlib.Path, storage: str | None = None, within: Study |
     path = folder / 'sweep.json'
     if not path.exists():
         raise UserError(f'{folder} is not a study: it holds no sweep.json')
+    files.check_own(folder, OWN)
     config = configs.load(path)
     sweep = read(config)
     optuna.logging.set_verbosity(optuna.logging.WARNING)

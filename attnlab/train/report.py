@@ -217,9 +217,9 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 def append_line(path: pathlib.Path, numbers: Mapping[str, Any]) -> None:
-    """Appends one JSON object as one line, in one write."""
+    """Appends one JSON object as one line, in one write. Raises `UserError` where the file is a link."""
     finite = {name: value if math.isfinite(value) else str(value) for name, value in numbers.items()}
-    with path.open('a') as file:
+    with files.appending(path) as file:
         file.write(json.dumps(finite) + '\n')
 
 
