@@ -138,17 +138,23 @@ class Checkpoints:
 
         Raises `UserError` when all are damaged, and for one that cannot be read.
         """
-        return self._restore_newest(abstract, lambda step: 'left as it is, reading the one before')
+        step = self.newest()
+        return None if step is None else self._read(step, abstract)
+
+    def newest(self) -> int | None:
+        """The step that `restore_latest` reads, or `None` when there are no checkpoints; raises what that does."""
+        return self._newest(lambda step: 'left as it is, reading the one before')
 
     def resume_latest(self, abstract: State) -> tuple[State, Metadata] | None:
         """`restore_latest` for the run itself, to go on from: a damaged checkpoint is renamed to `damaged-<step>`.
 
         Raises `UserError` when all are damaged: whether to train from scratch is for the user to decide.
         """
-        return self._restore_newest(abstract, lambda step: f'{self._set_aside(step)}, resuming from the one before')
+        step = self._newest(lambda step: f'{self._set_aside(step)}, resuming from the one before')
+        return None if step is None else self._read(step, abstract)
 
-    def _restore_newest(self, abstract: State, pass_over: Callable[[int], str]) -> tuple[State, Metadata] | None:
-        """The newest undamaged checkpoint; `pass_over` is given the step of a damaged one, and says what it did."""
+    def _newest(self, pass_over: Callable[[int], str]) -> int | None:
+        """The step of the newest undamaged checkpoint; `pass_over` gets the step of a damaged one, says what it did."""
         self.wait()
         step = self._agree(lambda: self._newest_whole(pass_over))
         if step == ALL_DAMAGED:
@@ -157,7 +163,7 @@ class Checkpoints:
                 f'every checkpoint in {self._directory} is damaged ({aside or self._complete()}); '
                 f'to train anew, choose another --workdir'
             )
-        return None if step == NONE else self._read(step, abstract)
+        return None if step == NONE else step
 
     def restore(self, step: int, abstract: State) -> tuple[State, Metadata]:
         """Returns the checkpoint of `step`. Raises `UserError` when there is none, or it is damaged."""

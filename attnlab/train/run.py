@@ -127,6 +127,11 @@ def newest_checkpoint(workdir: pathlib.Path) -> int:
     return max((int(path.name) for path in (workdir / 'checkpoints').glob('*') if path.name.isdecimal()), default=0)
 
 
+def begun(workdir: pathlib.Path) -> bool:
+    """Whether the run has a checkpoint of its own, so that what it began with is not read again."""
+    return newest_checkpoint(workdir) > 0 and bool(starts(workdir))
+
+
 def check_data(workdir: pathlib.Path, data: dict[str, Any], *, other: bool = False) -> None:
     """Checks by their recorded hashes that a run's data are unchanged; `other` allows any.
 
