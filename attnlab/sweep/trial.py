@@ -88,11 +88,15 @@ def _outcome(
     study: Study, claim: Claim, programs: Programs, followers: Followers, console: Console
 ) -> tuple[Outcome, float | None, str | None]:
     """The outcome, with the value of a completed trial and the reason of a failed one."""
+    starts = claim.notes.get('starts', [])
     try:
         value = _value(study, claim, programs, followers, console)
     except (Failed, Unbuildable, loop.NonFinite) as error:
         return Outcome.FAILED, None, str(error)
     except (UserError, OSError):
+        # The trial did not die. Where nothing can be written either, this start stays counted.
+        with contextlib.suppress(UserError, OSError):
+            claim.note('starts', starts)
         raise
     except Exception as error:
         console.print_exception(max_frames=20)
