@@ -123,8 +123,8 @@ def _beginning(setup: Setup, workdir: pathlib.Path, begin: Fork | None) -> tuple
     """
     if begin is not None:
         return setup, {'from': begin.describe()}
-    recorded = [{name: start[name] for name in ('from', 'start') if name in start} for start in run.starts(workdir)[:1]]
-    before = recorded[0] if recorded else {}
+    first = next(iter(run.starts(workdir)), {})
+    before: dict[str, Any] = {name: first[name] for name in ('from', 'start') if name in first}
     if setup.start is None or run.begun(workdir):
         return setup, before
     start = setup.start.settled(before['start']['step'] if 'start' in before else None)
