@@ -4,6 +4,9 @@ A file is written under a hidden name beside its destination, put on the disk, a
 what was there before or what is there now, never half of it, and so does whoever starts after a crash or a power cut.
 Of two writers of one file either may win. A process that is killed while it writes leaves its hidden file behind, which
 may be deleted at any time.
+
+Runs and studies are handed on, and may hold links to files of whoever goes on with them: what is not replaced but
+opened to be written goes through `opened` or `appending`, and folders that are written to through `check_own`.
 """
 
 import contextlib
@@ -15,8 +18,8 @@ import math
 import os
 import pathlib
 import uuid
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TextIO
 
 from attnlab.errors import UserError
 
@@ -117,6 +120,29 @@ def read_json(path: pathlib.Path, remedy: str) -> Any:
         return json.loads(path.read_text(encoding='utf-8'))
     except (ValueError, RecursionError) as error:
         raise UserError(f'{path} is damaged: {error}; {remedy}') from error
+
+
+def opened(path: pathlib.Path, flags: int) -> int:
+    """A descriptor of the file at `path`, as `os.open` gives one for `flags`. Raises `UserError` where it is a link."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError:
+        check_own(path.parent, (path.name,))
+        raise
+
+
+def appending(path: pathlib.Path) -> TextIO:
+    """A text file to append to. Raises `UserError` where `path` is a link."""
+    return os.fdopen(opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), 'a', encoding='utf-8')
+
+
+def check_own(folder: pathlib.Path, names: Iterable[str]) -> None:
+    """Raises `UserError` where one of the names in a folder is a link: what is written there would be elsewhere."""
+    for name in names:
+        path = folder / name
+        if path.is_symlink():
+            there = str(path.readlink())
+            raise UserError(f'{path} is a link to {there!r}, which nothing is written through: remove the link')
 
 
 def temporary_name(path: pathlib.Path) -> pathlib.Path:

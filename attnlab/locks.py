@@ -11,6 +11,7 @@ import pathlib
 import socket
 from collections.abc import Iterator
 
+from attnlab import files
 from attnlab.errors import UserError
 
 
@@ -22,19 +23,11 @@ class Lock:
         self._file: int | None = None
 
     def acquire(self, *, wait: bool = True) -> bool:
-        """Takes the lock; without `wait`, returns False where another holds it."""
+        """Takes the lock; without `wait`, returns False where another holds it. Raises `UserError` for a link."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            os.close(file)
+        file = files.opened(self._path, os.O_RDWR | os.O_CREAT)
+        if not self._locked(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)):
             return False
-        except OSError as error:
-            os.close(file)
-            raise UserError(
-                f'{self._path} cannot be locked: {error.strerror}; it must be on a file system that supports flock'
-            ) from error
         self._file = file
         os.ftruncate(file, 0)
         os.pwrite(file, f'process {os.getpid()} on {socket.gethostname()}'.encode(), 0)
@@ -51,12 +44,30 @@ class Lock:
             self._file = None
 
     def taken(self) -> bool:
-        """Whether another holds the lock."""
-        if not self._path.exists():
+        """Whether another holds the lock; writes nothing. Raises `UserError` for a link."""
+        try:
+            # Without waiting for whoever writes to it, should it be a pipe.
+            file = files.opened(self._path, os.O_RDONLY | os.O_NONBLOCK)
+        except FileNotFoundError:
             return False
-        free = self.acquire(wait=False)
-        self.release()
-        return not free
+        if not self._locked(file, fcntl.LOCK_SH | fcntl.LOCK_NB):
+            return True
+        os.close(file)
+        return False
+
+    def _locked(self, file: int, how: int) -> bool:
+        """Whether an open file could be locked; it is closed where not."""
+        try:
+            fcntl.flock(file, how)
+        except BlockingIOError:
+            os.close(file)
+            return False
+        except OSError as error:
+            os.close(file)
+            raise UserError(
+                f'{self._path} cannot be locked: {error.strerror}; it must be on a file system that supports flock'
+            ) from error
+        return True
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ from attnlab.analysis.uncertainty import classifier
 from attnlab.errors import UserError
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.drawn import Drawings
-from attnlab.files import write_results
+from attnlab.files import check_own, write_results
 from attnlab.mixers.softmax.reused import Reuse
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
@@ -113,6 +113,7 @@ def judge(
     if jax.process_index() == 0:
         name = f'{loaded.name}-judged' + ('' if reuse is None else f'-reuse{reuse.share:g}')
         folder = workdir / 'evals'
+        check_own(workdir, ('evals', f'evals/{name}'))
         compared.draw(folder / name)
         record = {'step': loaded.step, 'ema': loaded.ema, 'split': drawings.split, 'examples': drawings.count}
         by = {'judge': str(judging), 'judge_step': judged_by.step, 'other_data': other_data}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from attnlab.errors import UserError
-from attnlab.files import write_results
+from attnlab.files import check_own, write_results
 from attnlab.models.predictor import Stacked
 from attnlab.runs.loading import Loaded, load_checked
 from attnlab.tables import Printer, Table
@@ -89,6 +89,7 @@ class Question:
         figure: Callable[[pathlib.Path], Any] | None = None,
     ) -> None:
         """Writes `analysis/<step><suffix>.json` and beside it the figure; prints the tables, and what was written."""
+        check_own(self.workdir, ('analysis',))
         path = self.workdir / 'analysis' / f'{self.loaded.name}{suffix}.json'
         write_results(path, record)
         written = [path]

@@ -10,7 +10,7 @@ from attnlab.blocks.block import mixer_of
 from attnlab.errors import UserError
 from attnlab.evals.by_slice import ENDS, EXAMPLES, BySlice
 from attnlab.evals.request import Request
-from attnlab.files import write_results
+from attnlab.files import check_own, write_results
 from attnlab.mixers.spatial.reduced import EmbeddingFreeAttention
 from attnlab.models.layers import stacks
 from attnlab.runs.loading import Loaded
@@ -60,6 +60,7 @@ def reduce(
         operations[str(factor)] = forward_flops_per_token(changed.setup)
     if jax.process_index() == 0:
         folder, name = workdir / 'evals', f'{loaded.name}-reduced'
+        check_own(workdir, ('evals', f'evals/{name}'))
         metrics = list(next(iter(numbers.values())))
         curves = {metric: {factor: one[metric] for factor, one in numbers.items()} for metric in metrics}
         cost_curves(curves, operations, folder / name / 'reductions.png')

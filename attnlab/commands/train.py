@@ -49,13 +49,13 @@ def main(argv: list[str]) -> int:
         return 0
     from attnlab.configuration import read_config
 
-    run = next((pathlib.Path(item.partition('=')[2]).expanduser() for item in argv if item.startswith('--from=')), None)
+    run, there = (_given(argv, name) for name in ('from', 'workdir'))
     if run is None:
         config = read_config(values, argv, 'train')
     else:
         from attnlab.train.fork import forked_config
 
-        config = read_config(values, argv, 'train', forked_config(run))
+        config = read_config(values, argv, 'train', forked_config(run, there))
     if run is None and values['from'].value is not None:
         raise UserError('flags are written --name=value, such as --from=RUN')
     if run is None and values.from_step is not None:
@@ -88,6 +88,7 @@ def main(argv: list[str]) -> int:
     from attnlab.train.fork import fork
     from attnlab.train.launch import launch
     from attnlab.train.processes import together
+    from attnlab.train.run import begun
 
     with together():
         return launch(
@@ -96,9 +97,15 @@ def main(argv: list[str]) -> int:
             console=standard_output(),
             data_workers=values.data_workers,
             other_data=values.other_data,
-            begin=None if run is None else fork(run, config, values.from_step),
+            begin=None if run is None or begun(workdir) else fork(run, config, values.from_step),
             profile=profile,
         )
+
+
+def _given(argv: list[str], name: str) -> pathlib.Path | None:
+    """The folder that a flag names, before flags are read."""
+    flag = f'--{name}='
+    return next((pathlib.Path(item.removeprefix(flag)).expanduser() for item in argv if item.startswith(flag)), None)
 
 
 def _plan_for(values: flags.FlagValues, config: 'ConfigDict') -> None:

@@ -174,7 +174,7 @@ def train_and_measure(
         raise UserError(f'{each.label}: {error}') from error
     run.claim(workdir, config)
     found = {name: facts[name] for name in ('parameters', 'state_bytes_per_sequence', 'implementations')}
-    with (workdir / 'log.txt').open('a') as log:
+    with files.appending(workdir / 'log.txt') as log:
         try:
             outcome = launch.train(setup, config, workdir, facts, console=Console(file=log, width=120, highlight=False))
         except loop.NonFinite as error:

@@ -10,7 +10,7 @@ from attnlab.evals.cadence import AtEnd
 from attnlab.evals.forecasts import Forecasts, ShownForecasts
 from attnlab.evals.held_out import HeldOut
 from attnlab.evals.request import Request
-from attnlab.files import write_results
+from attnlab.files import check_own, write_results
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Printer
 from attnlab.tasks.forecasting import Forecasting
@@ -36,10 +36,11 @@ def evaluate_run(
     changed; for a sample of a text the number of tokens is appended: `600-65536-tokens`. The file also holds the
     request, `ema`, whether it is the average that was evaluated, and `other_data`, whether the data may differ from the
     run's.
-    Raises `UserError` for an option that does not apply to the task.
+    Raises `UserError` for an option that does not apply to the task, and where `evals` is a link.
     """
     model = loaded.name if name is None else name
     name = f'{model}{request.suffix}'
+    check_own(workdir, ('evals', f'evals/{name}'))
     setup = loaded.setup
     evaluator = (BySlice if isinstance(setup.task, Sliced) else HeldOut).requested(setup, request)
     evaluation = evaluator.evaluate(setup, loaded.variables)

@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
+from attnlab import files
 from attnlab.errors import UserError
 from attnlab.sweep.status import describe, live_status, statuses, summary
 from attnlab.sweep.study import Study
@@ -112,7 +113,7 @@ class _Worker:
     def __init__(self, study: Study, index: int, argv: Sequence[str], stack: contextlib.ExitStack):
         self._log = study.folder / 'logs' / f'worker-{index}.txt'
         self._log.parent.mkdir(exist_ok=True)
-        self._output = stack.enter_context(self._log.open('a'))
+        self._output = stack.enter_context(files.appending(self._log))
         self._argv = [*argv, '--tied']
         self.process = self._start()
         stack.callback(self._close)

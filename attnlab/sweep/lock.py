@@ -1,9 +1,11 @@
 """The lock of a study's journal."""
 
+import os
 import pathlib
 
 from optuna.storages.journal import JournalFileOpenLock
 
+from attnlab import files
 from attnlab.locks import Lock
 
 
@@ -20,7 +22,7 @@ class JournalLock(JournalFileOpenLock):
 
     def acquire(self) -> bool:
         self._lock.acquire()
-        with self._journal.open('rb+') as file:
+        with os.fdopen(files.opened(self._journal, os.O_RDWR), 'rb+') as file:
             content = file.read()
             if content and not content.endswith(b'\n'):
                 file.truncate(content.rfind(b'\n') + 1)

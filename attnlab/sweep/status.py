@@ -13,7 +13,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from attnlab.sweep.study import Study, open_study
+from attnlab.sweep.study import Study, read_confirmation, read_study
 from attnlab.tables import Column, Printer, Table, digits, rendered
 from attnlab.train.report import whole_lines
 
@@ -99,15 +99,15 @@ def live_status(study: Study, console: Console) -> Text:
 
 def show_status(folder: pathlib.Path, storage: str | None, printer: Printer, *, watch: bool = False) -> None:
     """Prints the table of a study and of its confirmation; with `watch`, refreshes it until the sweep is finished."""
-    study = open_study(folder, storage)
+    shown = {'trials': (study := read_study(folder, storage))}
     if not watch:
-        for name, one in _with_confirmation(study, storage).items():
+        for name, one in _with_confirmation(shown, storage).items():
             printer.table(status_table(one, name))
             printer.line(summary(one, statuses(one)))
         return
 
     def now() -> Group:
-        return Group(*(live_status(one, printer.console) for one in _with_confirmation(study, storage).values()))
+        return Group(*(live_status(one, printer.console) for one in _with_confirmation(shown, storage).values()))
 
     with Live(now(), console=printer.console, auto_refresh=False) as live:
         while not study.finished():
@@ -115,12 +115,11 @@ def show_status(folder: pathlib.Path, storage: str | None, printer: Printer, *, 
             live.update(now(), refresh=True)
 
 
-def _with_confirmation(study: Study, storage: str | None) -> dict[str, Study]:
-    """The study and, where there is one, that of its confirmation, by what their tables are called."""
-    folder = study.folder / 'confirm'
-    if not (folder / 'sweep.json').exists():
-        return {'trials': study}
-    return {'trials': study, 'confirmation': open_study(folder, storage, study)}
+def _with_confirmation(shown: dict[str, Study], storage: str | None) -> dict[str, Study]:
+    """The studies by what their tables are called, with that of the confirmation once it has begun, opened once."""
+    if 'confirmation' not in shown and (found := read_confirmation(shown['trials'], storage)) is not None:
+        shown['confirmation'] = found
+    return shown
 
 
 def summary(study: Study, found: list[TrialStatus]) -> str:

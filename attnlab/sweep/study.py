@@ -18,6 +18,7 @@ that cannot access that folder has access to neither the lock nor the checkpoint
 import dataclasses
 import pathlib
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import optuna
@@ -40,9 +41,14 @@ from attnlab.sweep.sweep import Sweep, read
 from attnlab.train.run import differences
 
 HOME = 'home'
+JOURNAL = 'journal.log'
+SWEEP = 'sweep'
+"""The note of a study's sweep."""
 POINT = 'point'
 """The note of a trial's point: all of what was drawn, in one write."""
 SURPLUS = 'one more than the sweep has: another host made the last trial at the same time'
+OWN = (JOURNAL, 'trials', 'logs', 'locks', 'confirm')
+"""What a study is written to below its folder, besides files that are replaced or locked."""
 DATABASE = 'database'
 """The file that marks a study whose trials are stored in a database."""
 
@@ -78,7 +84,7 @@ class Claim:
 
 
 class Study:
-    """An open study; see `create_study` and `open_study`."""
+    """An open study; see `create_study`, `open_study`, and `read_study` for those that are only looked at."""
 
     def __init__(self, folder: pathlib.Path, sweep: Sweep, storage: BaseStorage, name: str, home: str):
         self.folder = folder
@@ -246,39 +252,107 @@ def _claim_folder(folder: pathlib.Path, config: ConfigDict, storage: str | None)
 
 
 def open_study(folder: pathlib.Path, storage: str | None = None, within: Study | None = None) -> Study:
-    """Opens an existing study; with `within`, uses the storage of that study if it is a database.
+    """Opens an existing study to run its trials; with `within`, uses the storage of that study if it is a database.
 
-    Raises `UserError` where there is none, or it is stored in a database and no address is given.
+    Raises `UserError` where there is none, it is stored in a database and no address is given, or it has links where it
+    is written to.
     """
+    config = _config(folder, storage)
+    files.check_own(folder, OWN)
+    sweep = read(config)
+    opened = _storage(folder, storage, within, lambda path: JournalFileBackend(path, JournalLock(folder / JOURNAL)))
+    name, begun = _name(folder, opened, storage, within)
+    if not begun:
+        direction = StudyDirection.MINIMIZE if sweep.goal == 'min' else StudyDirection.MAXIMIZE
+        optuna.create_study(storage=opened, study_name=name, direction=direction, load_if_exists=True)
+    number = opened.get_study_id_from_name(name)
+    if SWEEP not in opened.get_study_user_attrs(number):
+        opened.set_study_user_attr(number, SWEEP, plain(config))
+    return _checked(folder, config, opened, name)
+
+
+def read_study(folder: pathlib.Path, storage: str | None = None) -> Study:
+    """Opens a study to look at: takes no lock and changes nothing in the folder, which need not be writable.
+
+    Raises `UserError` where there is none, it has not begun, or it is stored in a database and no address is given.
+    """
+    study = _begun(folder, storage, None)
+    if study is None:
+        raise UserError(
+            f'{folder} has not begun: no worker has opened it; attnlab sweep with the same --study begins it'
+        )
+    return study
+
+
+def read_confirmation(study: Study, storage: str | None) -> Study | None:
+    """Opens the confirmation of a study to look at, as `read_study` does; `None` where it has not begun."""
+    folder = study.folder / 'confirm'
+    return _begun(folder, storage, study) if (folder / 'sweep.json').exists() else None
+
+
+def _begun(folder: pathlib.Path, storage: str | None, within: Study | None) -> Study | None:
+    """A study to look at; `None` where nothing is stored of it yet."""
+    config = _config(folder, storage)
+    if storage is None and not (folder / JOURNAL).exists():
+        return None
+    opened = _storage(folder, storage, within, JournalFileBackend)
+    name, begun = _name(folder, opened, storage, within)
+    return _checked(folder, config, opened, name) if begun else None
+
+
+def _config(folder: pathlib.Path, storage: str | None) -> ConfigDict:
+    """The sweep of a study. Raises `UserError` where there is none, or it is not stored as `storage` says."""
     path = folder / 'sweep.json'
     if not path.exists():
         raise UserError(f'{folder} is not a study: it holds no sweep.json')
     config = configs.load(path)
-    sweep = read(config)
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     if (folder / DATABASE).exists() != (storage is not None):
         hint = 'is in a database: name it with --storage' if storage is None else 'has its trials in a journal'
         raise UserError(f'{folder} {hint}')
+    return config
+
+
+def _storage(
+    folder: pathlib.Path,
+    storage: str | None,
+    within: Study | None,
+    backend: Callable[[str], JournalFileBackend],
+) -> BaseStorage:
+    """Optuna's storage; that of a journal is opened by `backend`. Raises `UserError` where the journal is damaged."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if storage is not None:
+        return open_database(storage) if within is None else within.storage
+    path = folder / JOURNAL
+    try:
+        return JournalStorage(backend(str(path)))
+    except (ValueError, KeyError, TypeError, AssertionError, RecursionError) as error:
+        raise UserError(
+            f'{path} is damaged: {type(error).__name__}: {error}; remove lines that are not JSON, or put back a copy'
+        ) from error
+
+
+def _name(folder: pathlib.Path, opened: BaseStorage, storage: str | None, within: Study | None) -> tuple[str, bool]:
+    """The name of a study in its storage, and whether it is there."""
     name = folder.absolute().name if within is None else f'{within.name}/{folder.name}'
-    opened = _journal(folder) if storage is None else open_database(storage) if within is None else within.storage
-    known_names = [known.study_name for known in opened.get_all_studies()]
-    if storage is None and known_names:
+    known = [study.study_name for study in opened.get_all_studies()]
+    if storage is None and known:
         # A folder may be copied or renamed; its journal holds one study.
-        (name,) = known_names
-    elif name not in known_names and (folder / 'trials').exists():
+        (name,) = known
+    elif name not in known and (folder / 'trials').exists():
         raise UserError(
             f'{folder} holds trials, and the database has no study {name!r}: if the folder was renamed, rename it back'
         )
-    direction = StudyDirection.MINIMIZE if sweep.goal == 'min' else StudyDirection.MAXIMIZE
-    study = optuna.create_study(storage=opened, study_name=name, direction=direction, load_if_exists=True)
-    known = study.user_attrs
-    if 'sweep' not in known:
-        study.set_user_attr('sweep', plain(config))
-    elif differing := differences(from_plain(known['sweep']), config):
+    return name, name in known
+
+
+def _checked(folder: pathlib.Path, config: ConfigDict, opened: BaseStorage, name: str) -> Study:
+    """The study. Raises `UserError` where what is stored is of another sweep, or the folder is a part of one."""
+    known = opened.get_study_user_attrs(opened.get_study_id_from_name(name))
+    if SWEEP in known and (differing := differences(from_plain(known[SWEEP]), config)):
         raise UserError(f'the database has a study {name} of another sweep ({differing[0]}): choose another --study')
     if not (folder / HOME).exists():
         raise UserError(f'{folder} lacks its file {HOME!r}: it was not copied completely; copy all of the study')
-    return Study(folder, sweep, opened, name, (folder / HOME).read_text().strip())
+    return Study(folder, read(config), opened, name, (folder / HOME).read_text().strip())
 
 
 def confirmation(study: Study, storage: str | None) -> Study | None:
@@ -289,17 +363,6 @@ def confirmation(study: Study, storage: str | None) -> Study | None:
     folder = study.folder / 'confirm'
     _claim_folder(folder, study.sweep.confirmation(study.drawn(best)), storage)
     return open_study(folder, storage, study)
-
-
-def _journal(folder: pathlib.Path) -> BaseStorage:
-    """Optuna's storage in a study's own journal. Raises `UserError` where the journal is damaged."""
-    path = folder / 'journal.log'
-    try:
-        return JournalStorage(JournalFileBackend(str(path), lock_obj=JournalLock(path)))
-    except (ValueError, KeyError, TypeError, AssertionError, RecursionError) as error:
-        raise UserError(
-            f'{path} is damaged: {type(error).__name__}: {error}; remove lines that are not JSON, or put back a copy'
-        ) from error
 
 
 def _value(trial: FrozenTrial) -> float:

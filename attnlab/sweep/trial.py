@@ -13,6 +13,7 @@ from optuna.trial import TrialState
 from rich.console import Console
 
 from attnlab import config as configs
+from attnlab import files
 from attnlab.config import from_plain, plain
 from attnlab.errors import UserError, nearest
 from attnlab.sweep.study import Claim, Study, workdir
@@ -55,8 +56,9 @@ def run_trial(study: Study, claim: Claim, programs: Programs, followers: Followe
     followers = Followers(study.folder) if followers is None else followers
     began = time.perf_counter()
     path = study.log(claim.number)
+    files.check_own(study.folder / 'trials', (f'{claim.number:04}',))
     path.parent.mkdir(exist_ok=True)
-    with path.open('a') as file:
+    with files.appending(path) as file:
         console = Console(file=file, width=120, highlight=False)
         outcome, value, reason = _outcome(study, claim, programs, followers, console)
         if reason is not None:
@@ -86,11 +88,15 @@ def _outcome(
     study: Study, claim: Claim, programs: Programs, followers: Followers, console: Console
 ) -> tuple[Outcome, float | None, str | None]:
     """The outcome, with the value of a completed trial and the reason of a failed one."""
+    starts = claim.notes.get('starts', [])
     try:
         value = _value(study, claim, programs, followers, console)
     except (Failed, Unbuildable, loop.NonFinite) as error:
         return Outcome.FAILED, None, str(error)
     except (UserError, OSError):
+        # The trial did not die. Where nothing can be written either, this start stays counted.
+        with contextlib.suppress(UserError, OSError):
+            claim.note('starts', starts)
         raise
     except Exception as error:
         console.print_exception(max_frames=20)

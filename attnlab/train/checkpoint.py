@@ -2,7 +2,8 @@
 
 A folder of checkpoints holds one folder per step, written by Orbax under another name and renamed when complete.
 Its `SHA256SUMS`, in the format of `sha256sum -c`, is written before the renaming: Orbax itself does not detect a
-flipped bit in the data of an array. A checkpoint that fails the check is renamed to `damaged-<step>`.
+flipped bit in the data of an array. Training renames a checkpoint that fails the check to `damaged-<step>`; whoever
+only reads passes it over. One that cannot be read, as when a disk or a network fails, is not damaged: that is an error.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ import pathlib
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from typing import Any
 
@@ -31,6 +32,9 @@ UNCHECKED = (SUMS, '_CHECKPOINT_METADATA')
 
 UNFINISHED = '.orbax-checkpoint-tmp'
 """The suffix of a folder that Orbax is still writing."""
+
+ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""Errors of files that are not there; any other may pass."""
 
 REMOVAL_PAUSES = tuple(0.01 * 2**n for n in range(8))
 """Seconds between attempts at removing a folder, 2.5 in total."""
@@ -86,10 +90,14 @@ class Checkpoints:
         return step % self._every == 0
 
     def steps(self) -> list[int]:
-        """The steps that have a checkpoint, damaged or not, oldest first."""
-        if not self._directory.is_dir():
+        """The steps that have a checkpoint, damaged or not, in order. Raises `UserError` where they cannot be read."""
+        try:
+            with os.scandir(self._directory) as entries:
+                return sorted(int(entry.name) for entry in entries if entry.name.isdecimal() and entry.is_dir())
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted(int(path.name) for path in self._directory.iterdir() if path.name.isdecimal() and path.is_dir())
+        except OSError as error:
+            raise _unreadable(self._directory, error) from error
 
     def save(self, step: int, state: State, metadata: Metadata) -> None:
         """Saves in the background, after the previous save; `state` may be donated as soon as this returns.
@@ -126,19 +134,36 @@ class Checkpoints:
         """Returns the newest undamaged checkpoint, or `None` when there are no checkpoints.
 
         `abstract` has the structure of the state, or of a part of it, with shapes, types and shardings for arrays.
-        A damaged checkpoint is reported and renamed to `damaged-<step>`, and the one before it is tried.
+        A damaged checkpoint is reported, and the one before it is tried; nothing is changed.
+
+        Raises `UserError` when all are damaged, and for one that cannot be read.
+        """
+        step = self.newest()
+        return None if step is None else self._read(step, abstract)
+
+    def newest(self) -> int | None:
+        """The step that `restore_latest` reads, or `None` when there are no checkpoints; raises what that does."""
+        return self._newest(lambda step: 'left as it is, reading the one before')
+
+    def resume_latest(self, abstract: State) -> tuple[State, Metadata] | None:
+        """`restore_latest` for the run itself, to go on from: a damaged checkpoint is renamed to `damaged-<step>`.
 
         Raises `UserError` when all are damaged: whether to train from scratch is for the user to decide.
         """
+        step = self._newest(lambda step: f'{self._set_aside(step)}, resuming from the one before')
+        return None if step is None else self._read(step, abstract)
+
+    def _newest(self, pass_over: Callable[[int], str]) -> int | None:
+        """The step of the newest undamaged checkpoint; `pass_over` gets the step of a damaged one, says what it did."""
         self.wait()
-        step = self._agree(self._newest_whole)
+        step = self._agree(lambda: self._newest_whole(pass_over))
         if step == ALL_DAMAGED:
             aside = ', '.join(sorted(path.name for path in self._directory.glob('damaged-*')))
             raise UserError(
                 f'every checkpoint in {self._directory} is damaged ({aside or self._complete()}); '
                 f'to train anew, choose another --workdir'
             )
-        return None if step == NONE else self._read(step, abstract)
+        return None if step == NONE else step
 
     def restore(self, step: int, abstract: State) -> tuple[State, Metadata]:
         """Returns the checkpoint of `step`. Raises `UserError` when there is none, or it is damaged."""
@@ -158,16 +183,25 @@ class Checkpoints:
     def _read(self, step: int, abstract: State) -> tuple[State, Metadata]:
         path = self._directory / str(step)
         wanted = _named(abstract)
-        self._check_structure(path, wanted)
-        restored = self._orbax.restore(
-            path,
-            args=ocp.args.Composite(
-                state=ocp.args.PyTreeRestore(
-                    item=wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True
+        try:
+            self._check_structure(path, wanted)
+            restored = self._orbax.restore(
+                path,
+                args=ocp.args.Composite(
+                    state=ocp.args.PyTreeRestore(
+                        item=wanted,
+                        restore_args=ocp.checkpoint_utils.construct_restore_args(wanted),
+                        partial_restore=True,
+                    ),
+                    metadata=ocp.args.JsonRestore(),
                 ),
-                metadata=ocp.args.JsonRestore(),
-            ),
-        )
+            )
+        except Exception as error:
+            if path.exists():
+                raise
+            raise UserError(
+                f'{path} was removed while it was read, as by the run itself; give the same command again'
+            ) from error
         leaves = [restored.state[name] for name in wanted]
         return jax.tree.unflatten(jax.tree.structure(abstract), leaves), restored.metadata
 
@@ -182,14 +216,17 @@ class Checkpoints:
                     f'{name} is {saved[name].dtype} {saved[name].shape} in {path}, but {leaf.dtype} {leaf.shape} here'
                 )
 
-    def _newest_whole(self) -> int:
+    def _newest_whole(self, pass_over: Callable[[int], str]) -> int:
         steps = self.steps()
         for step in reversed(steps):
-            damage = _damage(self._directory / str(step))
+            path = self._directory / str(step)
+            damage = _damage(path)
             if damage is None:
                 return step
-            kept = self._set_aside(step)
-            self._notify(f'checkpoint {step} is damaged: {damage}; {kept}, resuming from the one before')
+            if not path.exists():
+                # The run that is read has removed it meanwhile, for there is a newer one.
+                return self._newest_whole(pass_over)
+            self._notify(f'checkpoint {step} is damaged: {damage}; {pass_over(step)}')
         # A run that died right after renaming its last, damaged checkpoint must not restart from scratch.
         return ALL_DAMAGED if steps or any(self._directory.glob('damaged-*')) else NONE
 
@@ -211,7 +248,9 @@ class Checkpoints:
     def _seal(self) -> None:
         """Writes the checksums; called by Orbax in the first process, between the last write and the renaming."""
         (unfinished,) = self._directory.glob(f'{self._saving}{UNFINISHED}*')
-        lines = [f'{digest}  {name}\n' for name, digest in _digests(unfinished).items()]
+        paths = sorted(path for path in unfinished.rglob('*') if path.is_file() and path.name not in UNCHECKED)
+        names = [str(path.relative_to(unfinished)) for path in paths]
+        lines = [f'{digest}  {name}\n' for name, digest in _digests(unfinished, names).items()]
         files.write(unfinished / SUMS, ''.join(lines))
 
     def _prune(self) -> None:
@@ -290,31 +329,46 @@ def _named(state: State) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator='.'): leaf for path, leaf in leaves}
 
 
-def _digests(folder: pathlib.Path) -> dict[str, str]:
-    files = sorted(path for path in folder.rglob('*') if path.is_file() and path.name not in UNCHECKED)
+def _digests(folder: pathlib.Path, names: Iterable[str]) -> dict[str, str | None]:
+    """The digest of each of the files; `None` for one that is not there."""
+    names = list(names)
     with futures.ThreadPoolExecutor(2) as pool:
-        return dict(zip((str(path.relative_to(folder)) for path in files), pool.map(_digest, files), strict=True))
+        return dict(zip(names, pool.map(_digest, [folder / name for name in names]), strict=True))
 
 
-def _digest(path: pathlib.Path) -> str:
-    with path.open('rb') as file:
-        return hashlib.file_digest(file, 'sha256').hexdigest()
+def _digest(path: pathlib.Path) -> str | None:
+    try:
+        with path.open('rb') as file:
+            return hashlib.file_digest(file, 'sha256').hexdigest()
+    except (*ABSENT, ValueError):  # the latter for a name that no file can have
+        return None
 
 
 def _damage(folder: pathlib.Path) -> str | None:
-    """The damage of a checkpoint in words, or `None`."""
+    """The damage of a checkpoint in words, or `None`. Raises `UserError` for one that cannot be read."""
     try:
         lines = (folder / SUMS).read_text().splitlines()
         recorded = {name: digest for digest, name in (line.split('  ', 1) for line in lines)}
-    except (OSError, ValueError):
-        return f'{SUMS} is missing or cannot be read'
-    found = _digests(folder)
+        found = _digests(folder, recorded)
+    except ABSENT:
+        return f'{SUMS} is missing'
+    except ValueError:
+        return f'{SUMS} is not a list of sums'
+    except OSError as error:
+        raise _unreadable(folder, error) from error
     for name, digest in recorded.items():
-        if name not in found:
+        if found[name] is None:
             return f'{name} is missing'
         if found[name] != digest:
             return f'{name} has changed since it was written'
     return None if recorded else f'{SUMS} is empty'
+
+
+def _unreadable(folder: pathlib.Path, error: OSError) -> UserError:
+    where = '' if error.filename in (None, os.fspath(folder)) else f' ({error.filename})'
+    return UserError(
+        f'{folder} cannot be read: {error.strerror}{where}; nothing was changed: give the same command again, later'
+    )
 
 
 def _reason(error: BaseException | None) -> str | None:

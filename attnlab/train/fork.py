@@ -12,6 +12,7 @@ from attnlab import config as configs
 from attnlab import files
 from attnlab.config import build
 from attnlab.errors import UserError
+from attnlab.train.run import begun, saved_config
 from attnlab.train.schedule import in_steps
 
 
@@ -52,13 +53,17 @@ class Fork:
         temporary.rename(folder / str(self.step))
 
 
-def forked_config(run: pathlib.Path) -> ConfigDict:
+def forked_config(run: pathlib.Path, workdir: pathlib.Path | None = None) -> ConfigDict:
     """The config of a run with its warm-up in steps, so that its length does not change with that of the run.
+
+    Where `run` is gone and its fork in `workdir` has begun, that of the fork.
 
     Raises `UserError` for a folder that is not a run.
     """
     path = run / 'config.json'
     if not path.exists():
+        if workdir is not None and begun(workdir):
+            return saved_config(workdir)
         raise UserError(f'--from is {run}, which is not a run: it holds no config.json')
     config = configs.load(path)
     schedule = config.optimizer.schedule

@@ -1,5 +1,6 @@
 """`attnlab train`: claims the work directory, records the start, trains."""
 
+import dataclasses
 import pathlib
 import shlex
 import time
@@ -32,8 +33,8 @@ def launch(
 ) -> int:
     """Trains the config in its work directory; returns the exit status: 0, or `STOPPED` where it was asked to stop.
 
-    A new work directory starts from the fork `begin`, if given. Errors in the config are found before the work
-    directory is touched.
+    A new work directory starts from the fork `begin`, if given; one that has begun needs none. Errors in the config are
+    found before the work directory is touched.
     """
     began = time.perf_counter()
     _check_trainable(config, workdir, begin)
@@ -85,6 +86,8 @@ def train(
     """
     _check_trainable(config, workdir, begin)
     run.check_claim(workdir, config)
+    if setup.start is not None and begin is None and not run.begun(workdir):
+        setup.start.check(setup.abstract)
     with run.held(workdir):
         if profile is not None:
             begun = 0 if begin is None else begin.step
@@ -93,10 +96,11 @@ def train(
             run.check_data(begin.run, facts['data'], other=other_data)
         run.claim(workdir, config)
         run.check_data(workdir, facts['data'], other=other_data)
+        setup, beginning = _beginning(setup, workdir, begin)
         if jax.process_index() == 0:
             if begin is not None:
                 begin.copy_into(workdir)
-            facts = facts if begin is None else {**facts, 'from': begin.describe()}
+            facts = {**facts, **beginning}
             facts = facts if profile is None else {**facts, 'profile': str(profile)}
             run.record(workdir, {**facts, 'other_data': other_data})
             setup.task.save(workdir)
@@ -110,6 +114,21 @@ def train(
             watch=watch,
         )
     return outcome
+
+
+def _beginning(setup: Setup, workdir: pathlib.Path, begin: Fork | None) -> tuple[Setup, dict[str, Any]]:
+    """The setup, its start at the step that is read, and what is recorded of what the run begins with.
+
+    Once a run has begun, that is what its first start recorded, whatever the other run is by now.
+    """
+    if begin is not None:
+        return setup, {'from': begin.describe()}
+    first = next(iter(run.starts(workdir)), {})
+    before: dict[str, Any] = {name: first[name] for name in ('from', 'start') if name in first}
+    if setup.start is None or run.begun(workdir):
+        return setup, before
+    start = setup.start.settled(before['start']['step'] if 'start' in before else None)
+    return dataclasses.replace(setup, start=start, shared_with=setup), {'start': start.describe()}
 
 
 def _check_trainable(config: ConfigDict, workdir: pathlib.Path, begin: Fork | None) -> None:

@@ -83,7 +83,7 @@ def train(
         notify=console.print,
     )
     with contextlib.closing(checkpoints), _stop_on_signal() as stop:
-        restored = checkpoints.restore_latest(setup.abstract)
+        restored = checkpoints.resume_latest(setup.abstract)
         state, carried = restored or (begun(setup, setup.initialize()), {'step': 0, 'sums': {}})
         start = carried['step']
         report = Report(

@@ -8,6 +8,7 @@ import json
 import math
 import pathlib
 import time
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,9 @@ from attnlab import files
 from attnlab.errors import UserError
 from attnlab.metrics import bits
 from attnlab.train.hardware import hardware
+
+WANDB_ID = 'wandb_id'
+"""The file of a work directory with the id of its run on Weights & Biases, made once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,8 +162,18 @@ class Report:
             import wandb
         except ImportError as error:
             raise UserError('report.wandb is set, but wandb is not installed: pip install "attnlab[wandb]"') from error
-        name = self._workdir.name
-        return wandb.init(project=self.settings.wandb, id=name, name=name, dir=self._workdir, resume='allow')
+        # Names of folders are not unique in a project: every study has a trial 0000.
+        path = self._workdir / WANDB_ID
+        files.check_own(self._workdir, (path.name,))
+        if not path.exists():
+            files.write(path, f'{uuid.uuid4().hex}\n')
+        return wandb.init(
+            project=self.settings.wandb,
+            id=path.read_text().strip(),
+            name=self._workdir.name,
+            dir=self._workdir,
+            resume='allow',
+        )
 
 
 class Clock:
@@ -217,9 +231,9 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 def append_line(path: pathlib.Path, numbers: Mapping[str, Any]) -> None:
-    """Appends one JSON object as one line, in one write."""
+    """Appends one JSON object as one line, in one write. Raises `UserError` where the file is a link."""
     finite = {name: value if math.isfinite(value) else str(value) for name, value in numbers.items()}
-    with path.open('a') as file:
+    with files.appending(path) as file:
         file.write(json.dumps(finite) + '\n')
 
 

@@ -15,11 +15,13 @@ from ml_collections import ConfigDict
 from attnlab import config as configs
 from attnlab.config import flatten
 from attnlab.errors import UserError
-from attnlab.files import is_temporary, read_json, write_json
+from attnlab.files import check_own, is_temporary, read_json, write_json
 from attnlab.locks import Lock
 from attnlab.trust import allowed
 
 LOCK = 'lock'
+FOLDERS = ('checkpoints', 'figures', 'figures/ema', 'evals', 'analysis', 'plugins', 'wandb')
+"""What is written to below a work directory."""
 PACKAGES = ('attnlab', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'ml_collections', 'numpy')
 
 
@@ -77,7 +79,8 @@ def makings(start: Mapping[str, Any]) -> list[list[Any]]:
 def claim(workdir: pathlib.Path, config: ConfigDict) -> None:
     """Claims the work directory for this config, or checks that it is already claimed for it.
 
-    Raises `UserError` when it belongs to another config, naming the keys that differ, or cannot be written.
+    Raises `UserError` when it belongs to another config, naming the keys that differ, cannot be written, or has a link
+    where it is written to.
     """
     check_claim(workdir, config)
     path = workdir / 'config.json'
@@ -87,6 +90,7 @@ def claim(workdir: pathlib.Path, config: ConfigDict) -> None:
 
 def check_claim(workdir: pathlib.Path, config: ConfigDict) -> None:
     """Checks that `claim` would succeed, and writes nothing."""
+    check_own(workdir, FOLDERS)
     path = workdir / 'config.json'
     if path.exists():
         differing = differences(configs.load(path), config)
@@ -121,6 +125,11 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
 def newest_checkpoint(workdir: pathlib.Path) -> int:
     """The step of the newest checkpoint; 0 where there is none."""
     return max((int(path.name) for path in (workdir / 'checkpoints').glob('*') if path.name.isdecimal()), default=0)
+
+
+def begun(workdir: pathlib.Path) -> bool:
+    """Whether the run has a checkpoint of its own, so that what it began with is not read again."""
+    return newest_checkpoint(workdir) > 0 and bool(starts(workdir))
 
 
 def check_data(workdir: pathlib.Path, data: dict[str, Any], *, other: bool = False) -> None:

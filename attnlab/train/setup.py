@@ -323,8 +323,6 @@ class Setup:
 
     def load_data(self) -> None:
         """Loads all data, so that errors are raised before anything is written."""
-        if self.start is not None:
-            self.start.check(self.abstract)
         self.task.source('train', self.length)
         for evaluator in self.evals:
             evaluator.load_data(self)

@@ -44,6 +44,22 @@ class FromRun:
             step = max(map(int, steps)) if self.step is None else self.step
             checkpoints.check_structure(step, self._stored(self._taken(abstract)))
 
+    def settled(self, step: int | None) -> 'FromRun':
+        """The same with the step that is read: that of the config, else `step`, which was read before, else the newest.
+
+        Raises `UserError` where the run has no checkpoint, or none undamaged.
+        """
+        if self.step is None and step is None:
+            with self._checkpoints() as checkpoints:
+                step = checkpoints.newest()
+            if step is None:
+                raise UserError(f'config.start.run is {self.run}, which has no checkpoint')
+        return self if self.step is not None else dataclasses.replace(self, step=step)
+
+    def describe(self) -> dict[str, Any]:
+        """The run and the step as plain data, for run.json."""
+        return {'run': self.run, 'step': self.step}
+
     def restore_into(self, state: TrainState, abstract: TrainState) -> TrainState:
         """Replaces the variables of `state`, whose shapes and shardings are `abstract`, by those of the run.
 

@@ -10,6 +10,7 @@ import os
 import pathlib
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -99,6 +100,65 @@ def test_metrics_are_not_written_through_a_link(place, capsys):
     # What there was is read; what is written replaces the link.
     main(['train', config, *SMALL, f'--workdir={place["run"]}'])
     assert victim.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ('link', 'command'),
+    [
+        ('run/lock', 'train'),
+        ('run/speed.jsonl', 'train'),
+        ('study/lock', 'sweep worker --study={study} --idle=0'),
+        ('study/journal.lock', 'sweep worker --study={study} --idle=0'),
+        ('study/locks/0000', 'sweep worker --study={study} --idle=0'),
+        ('study/locks/0000', 'sweep status --study={study}'),
+        ('study/logs/0000.txt', 'sweep worker --study={study} --idle=0'),
+    ],
+)
+def test_nothing_is_written_through_a_link_to_a_file(place, capsys, link, command):
+    from attnlab.sweep.study import open_study
+
+    open_study(place['study']).claim().release()
+    victim = place['tmp'] / 'thesis.tex'
+    victim.write_text('precious\n')
+    name, _, inside = link.partition('/')
+    path = place[name] / inside
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to(victim)
+    train = ['train', f'--config={LANGUAGE}:zoo=mingru,data={place["text"]}', *SMALL, f'--workdir={place["run"]}']
+    if link == 'run/speed.jsonl':
+        shutil.rmtree(place['run'] / 'checkpoints')
+    assert main(train if command == 'train' else [word.format_map(place) for word in command.split()]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith('attnlab: ') and f'{path} is a link to {str(victim)!r}' in error
+    assert victim.read_text() == 'precious\n'
+
+
+@pytest.mark.parametrize(
+    ('link', 'command'),
+    [
+        *((f'run/{name}', 'train') for name in ('checkpoints', 'figures', 'plugins')),
+        ('run/evals', 'eval --workdir={run} --tokens=32 --multiples=1'),
+        ('run/evals/4-32-tokens', 'eval --workdir={run} --tokens=32 --multiples=1'),
+        *((f'study/{name}', 'sweep worker --study={study} --idle=0') for name in ('trials', 'trials/0000', 'locks')),
+        *((f'study/{name}', 'sweep worker --study={study} --idle=0') for name in ('logs', 'confirm', 'journal.log')),
+    ],
+)
+def test_nothing_is_written_into_a_folder_elsewhere(place, capsys, link, command):
+    elsewhere = place['tmp'] / 'elsewhere'
+    name, _, inside = link.partition('/')
+    path = place[name] / inside
+    path.parent.mkdir(exist_ok=True)
+    if path.exists():
+        path.rename(elsewhere)
+    elif inside != 'journal.log':
+        elsewhere.mkdir()
+    path.symlink_to(elsewhere)
+    before = [(each, each.stat().st_mtime_ns) for each in (elsewhere, *elsewhere.rglob('*'))]
+    train = ['train', f'--config={LANGUAGE}:zoo=mingru,data={place["text"]}', *SMALL, f'--workdir={place["run"]}']
+    assert main(train if command == 'train' else [word.format_map(place) for word in command.split()]) == 2
+    assert f'{path} is a link to {str(elsewhere)!r}' in capsys.readouterr().err.splitlines()[-1]
+    assert [(each, each.stat().st_mtime_ns) for each in (elsewhere, *elsewhere.rglob('*'))] == before
 
 
 def test_files_whose_names_are_not_utf8(place, capsys):

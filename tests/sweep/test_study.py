@@ -243,6 +243,28 @@ def test_what_is_wrong_with_the_machine_does_not_fail_the_trial(make, programs, 
     assert again.number == 0 and run_trial(study, again, programs) == Outcome.DONE
 
 
+class Unmounted(Programs):
+    """Where the data cannot be loaded."""
+
+    def __init__(self, error):
+        super().__init__()
+        self._error = error
+
+    def prepare(self, config):
+        raise self._error
+
+
+@pytest.mark.parametrize('error', [UserError('there is no /data'), FileNotFoundError('/data')])
+def test_data_that_are_not_there_fail_no_trial_however_often(make, error):
+    study = make('trials=1')
+    for _ in range(STARTS + 2):
+        claim = study.claim()
+        with pytest.raises(type(error), match='/data'):
+            run_trial(study, claim, Unmounted(error))
+        claim.release()
+    assert statuses(study)[0].state == 'interrupted' and study.claim().notes['starts'] == []
+
+
 def test_a_metric_that_nothing_evaluates_stops_the_worker(make, programs):
     for name, message in (('test/loss', 'no evaluator test; valid names: valid'), ('valid/los', "'valid/loss'")):
         sweep = configs.load(make().folder / 'sweep.json')

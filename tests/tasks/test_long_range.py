@@ -305,7 +305,7 @@ def test_a_run_starts_from_the_parameters_of_another(tmp_path):
         (FromRun(str(first), step=7), 'checkpoint of step 7'),
     ):
         with pytest.raises(UserError, match=f'config.start.run is {start.run}, which has no {wanted}'):
-            starting(start).load_data()
+            start.check(setup.abstract)
     for argument in ('protocol=finetune', f'protocol=scratch,run={first}'):
         with pytest.raises(UserError, match='protocol=finetune needs run=WORKDIR'):
             get_config(argument)

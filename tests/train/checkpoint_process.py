@@ -71,7 +71,7 @@ def restore(directory: pathlib.Path, rows: int) -> None:
 def forever(directory: pathlib.Path, rows: int) -> None:
     """Goes on from the newest checkpoint, checking it, and saves every step until killed."""
     checkpoints = Checkpoints(directory, every=1, keep=2, notify=fail)
-    restored = checkpoints.restore_latest(abstract(rows))
+    restored = checkpoints.resume_latest(abstract(rows))
     start = 0
     if restored is not None:
         state, metadata = restored

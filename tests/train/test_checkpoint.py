@@ -46,7 +46,7 @@ def restored_step(directory: pathlib.Path, reports: list[str] | None = None) -> 
     lines: list[str] = [] if reports is None else reports
     checkpoints = Checkpoints(directory, notify=lines.append)
     try:
-        found = checkpoints.restore_latest(abstract())
+        found = checkpoints.resume_latest(abstract())
     finally:
         checkpoints.close()
     assert reports is not None or not lines, lines
@@ -207,6 +207,66 @@ def test_a_damaged_checkpoint_is_reported_set_aside_and_passed_over(
     aside = directory / 'damaged-15'
     assert sorted(str(path.relative_to(aside)) for path in aside.rglob('*')) == remains
     assert restored_step(directory) == 10
+
+
+def test_who_only_reads_passes_a_damaged_checkpoint_over_and_changes_nothing(tmp_path: pathlib.Path):
+    directory = saved(tmp_path, 5, 10)
+    flip(largest(directory / '10'))
+    (directory / '2019').mkdir()
+    before = sorted(directory.rglob('*'))
+    lines: list[str] = []
+    with contextlib.closing(Checkpoints(directory, notify=lines.append)) as checkpoints:
+        _, metadata = checkpoints.restore_latest(abstract())
+    assert metadata['step'] == 5 and sorted(directory.rglob('*')) == before
+    assert [line.partition(' is ')[0] for line in lines] == ['checkpoint 2019', 'checkpoint 10']
+    assert lines[0].endswith(f'{SUMS} is missing; left as it is, reading the one before')
+
+
+@pytest.mark.parametrize('code', [errno.EACCES, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize('what', ['sums', 'array', 'folder'])
+def test_what_cannot_be_read_is_not_damaged(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, what: str, code: int
+):
+    directory = saved(tmp_path, 5, 10)
+    unreadable = {'sums': directory / '10' / SUMS, 'array': largest(directory / '10'), 'folder': directory}[what]
+    opened, listed = pathlib.Path.open, os.scandir
+
+    def failing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(path: Any = '.', *arguments: Any, **named: Any) -> Any:
+            if pathlib.Path(path) == unreadable:
+                raise OSError(code, os.strerror(code), str(path))
+            return call(path, *arguments, **named)
+
+        return called
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, 'open', failing(opened))
+        patch.setattr(os, 'scandir', failing(listed))
+        with pytest.raises(
+            UserError, match=f'cannot be read: {os.strerror(code)}.*; nothing was changed: give the same'
+        ):
+            restored_step(directory)
+    assert folders(directory) == ['10', '5'] and restored_step(directory) == 10
+
+
+def test_a_checkpoint_that_its_run_removes_meanwhile_is_not_damaged(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    directory = saved(tmp_path, 5)
+    damage = checkpoint._damage
+
+    def removed(folder: pathlib.Path) -> str | None:
+        if folder.name == '5':
+            saved(directory, 10, keep=1)
+        return damage(folder)
+
+    monkeypatch.setattr(checkpoint, '_damage', removed)
+    with contextlib.closing(Checkpoints(directory, notify=pytest.fail)) as checkpoints:
+        _, metadata = checkpoints.restore_latest(abstract())
+        assert metadata['step'] == 10 and folders(directory) == ['10']
+        monkeypatch.setattr(checkpoints, '_check_structure', lambda *_: shutil.rmtree(directory / '10'))
+        with pytest.raises(UserError, match=r'10 was removed while it was read, .*; give the same command again'):
+            checkpoints.restore_latest(abstract())
 
 
 def test_any_bit_of_any_file_that_is_read_is_noticed(tmp_path: pathlib.Path):

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from attnlab.cli import main
+from attnlab.errors import UserError
+from attnlab.train import loop
 from attnlab.train.fork import fork as fork_of
 from attnlab.train.fork import forked_config
 from attnlab.train.schedule import Constant, Cosine, WarmupStableDecay
@@ -80,6 +82,45 @@ def test_a_fork_of_a_finished_run_is_what_a_longer_run_would_have_been(corpus, t
     config.steps = 30
     decayed = fork_of(short, config, 20)
     assert not decayed.same_rates and 'were not those of this run' in str(decayed)
+
+
+def starts(workdir):
+    return json.loads((workdir / 'run.json').read_text())['starts']
+
+
+def test_a_fork_that_has_begun_goes_on_whatever_its_source_is_by_then(corpus, tmp_path):
+    short, fork = tmp_path / 'short', tmp_path / 'fork'
+    assert train(short, corpus, 'steps=8', 'optimizer.schedule.decay=0.5') == 0
+    again = ['train', f'--from={short}', f'--workdir={fork}', '--config.steps=12']
+    assert main(again) == 0
+    shutil.rmtree(short / 'checkpoints' / '4')
+    assert main(again) == 0
+    shutil.rmtree(short)
+    assert main(again) == 0
+    assert [start['from'] for start in starts(fork)] == [{'run': str(short), 'step': 4, 'same_rates': True}] * 3
+
+
+def test_a_run_with_parameters_of_another_goes_on_whatever_that_is_by_then(corpus, tmp_path, monkeypatch):
+    source, straight, broken = (tmp_path / name for name in ('source', 'straight', 'broken'))
+    assert train(source, corpus, 'steps=8') == 0
+    given = ['train', f'--config=language:zoo=mingru,data={corpus},run={source}', '--config.steps=4']
+    given += [f'--config.{item}' for item in SMALL]
+    assert main([*given, f'--workdir={straight}', '--config.start.step=4']) == 0
+
+    def killed(*_):
+        raise UserError('killed before the first save')
+
+    later = (source / 'checkpoints' / '8').rename(tmp_path / 'later')
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, '_steps', killed)
+        assert main([*given, f'--workdir={broken}']) == 2
+    later.rename(source / 'checkpoints' / '8')
+    assert main([*given, f'--workdir={broken}']) == 0
+    shutil.rmtree(source)
+    assert main([*given, f'--workdir={broken}']) == 0
+    assert [start['start'] for start in starts(broken)] == [{'run': str(source), 'step': 4}] * 3
+    for one, other in zip(final_state(broken)[0], final_state(straight)[0], strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_how_long_a_longer_run_is_the_same():

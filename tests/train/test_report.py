@@ -2,6 +2,8 @@ import io
 import json
 import math
 import re
+import sys
+import types
 
 import jax
 import pytest
@@ -143,6 +145,29 @@ def test_wandb_that_is_not_installed_is_said_in_one_line(tmp_path, monkeypatch):
             flops_per_token=None,
             console=Console(file=io.StringIO()),
         )
+
+
+def test_runs_on_wandb_are_told_apart_by_more_than_the_names_of_their_folders(tmp_path, monkeypatch):
+    begun = []
+
+    class Online:
+        def finish(self):
+            pass
+
+    def init(**named):
+        begun.append(named)
+        return Online()
+
+    monkeypatch.setitem(sys.modules, 'wandb', types.SimpleNamespace(init=init))
+    folders = [tmp_path / study / 'trials' / '0000' for study in ('one', 'other')]
+    for folder in (*folders, folders[0]):
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = {'start': 0, 'steps': 1, 'tokens_per_step': 1, 'flops_per_token': None}
+        reporting = Reporting(tensorboard=False, wandb='project')
+        Report(folder, reporting, **settings, console=Console(file=io.StringIO())).close()
+    assert [each['name'] for each in begun] == ['0000'] * 3 and all(each['resume'] == 'allow' for each in begun)
+    first, other, again = (each['id'] for each in begun)
+    assert first == again != other
 
 
 def test_the_share_of_the_peak_that_is_used_is_shown_where_the_peak_is_known(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from attnlab.compare.runs import task_name
 from attnlab.errors import UserError
 from attnlab.evals.measured import SHARE, Measured, is_share, of_seeds
 from attnlab.runs.record import Record, read_record
-from attnlab.sweep.study import Study, open_study
+from attnlab.sweep.study import Study, read_confirmation, read_study
 from attnlab.tables import Column, Interval, Printer, Table, digits
 from attnlab.train.run import differences
 from attnlab.train.setup import prepare
@@ -196,7 +196,7 @@ def compare(folders: Sequence[pathlib.Path], by: str, tolerance: float, storage:
 
 def open_studies(folders: Sequence[pathlib.Path], storage: str | None = None) -> list[Study]:
     """Opens studies to compare. Raises `UserError` for a folder that is none, or two of one name."""
-    studies = [open_study(folder, storage) for folder in folders]
+    studies = [read_study(folder, storage) for folder in folders]
     names = [name_of(study) for study in studies]
     if len(set(names)) != len(names):
         raise UserError(f'two of the studies are called the same: {", ".join(names)}')
@@ -468,10 +468,8 @@ def _point(study: Study, trial: FrozenTrial, step: int) -> Point:
 
 
 def _confirmed(study: Study, storage: str | None) -> tuple[float, ...]:
-    folder = study.folder / 'confirm'
-    if not (folder / 'sweep.json').exists():
-        return ()
-    trials = open_study(folder, storage, study).trials()
+    confirmation = read_confirmation(study, storage)
+    trials = [] if confirmation is None else confirmation.trials()
     return tuple(trial.value for trial in trials if trial.state == TrialState.COMPLETE and trial.value is not None)
 
 

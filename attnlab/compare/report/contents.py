@@ -36,7 +36,7 @@ from attnlab.config import flatten
 from attnlab.errors import UserError
 from attnlab.quantize.training import packed_bytes
 from attnlab.runs.record import Record, read_record
-from attnlab.sweep.study import Study, open_study
+from attnlab.sweep.study import Study, read_confirmation
 from attnlab.train.cost import LayerCore
 from attnlab.train.setup import ROUNDING
 
@@ -264,16 +264,15 @@ def _measure(studies: Sequence[Study], measure: bool | None) -> list[str]:
         if measure or (measure is None and not read_measured(study.folder)):
             try:
                 measure_here(study.folder, shown_config(study))
-            except UserError as error:
+            except (UserError, OSError) as error:
                 refusals.append(f'{name_of(study)} could not be measured here: {error}')
     return refusals
 
 
 def _trials(study: Study, storage: str | None, out: pathlib.Path) -> tuple[Trial, ...]:
     found = [_trial(study, trial, out, confirms=False) for trial in study.trials()]
-    folder = study.folder / 'confirm'
-    if (folder / 'sweep.json').exists():
-        confirmation = open_study(folder, storage, study)
+    confirmation = read_confirmation(study, storage)
+    if confirmation is not None:
         settings = _fixed_settings(study, confirmation)
         confirmed = [_trial(confirmation, trial, out, confirms=True) for trial in confirmation.trials()]
         found += [dataclasses.replace(trial, settings=settings) for trial in confirmed]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from attnlab.cli import main
 from attnlab.compare import intervals
 from attnlab.compare.intervals import area, best, expected_best, over_trials, top_quarter
 from attnlab.compare.measures import MEASURES
@@ -27,7 +28,7 @@ from attnlab.errors import UserError
 from attnlab.evals.measured import Measured
 from attnlab.experiment.studies import _table
 from attnlab.runs.record import Record
-from attnlab.sweep.study import TrialState, create_study
+from attnlab.sweep.study import TrialState, confirmation, create_study, read_study
 from attnlab.tables import Printer
 from tests.sweep import tiny
 
@@ -240,6 +241,49 @@ def study(tmp_path):
         return opened
 
     return made
+
+
+def test_a_study_that_cannot_be_written_to_is_shown_compared_and_reported_and_stays_as_it_is(
+    study, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setitem(MEASURES, 'train_flops', lambda setup: 1e3)
+    opened = study('one', confirm=1)
+    confirming = confirmation(opened, None)
+    claim = confirming.claim()
+    confirming.tell(claim, TrialState.COMPLETE, 0.25)
+    claim.release()
+    journal = opened.folder / 'journal.log'
+    journal.write_bytes(journal.read_bytes() + b'{"op_code":8,"worker_id":"cut sho')
+    paths = sorted([opened.folder, *opened.folder.rglob('*')])
+    for path in paths:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+    def state():
+        assert sorted([opened.folder, *opened.folder.rglob('*')]) == paths
+        return [
+            (path.stat().st_mtime_ns, path.stat().st_ctime_ns, path.is_dir() or path.read_bytes()) for path in paths
+        ]
+
+    before = state()
+    folder = str(opened.folder)
+    try:
+        assert main(['sweep', 'status', f'--study={folder}']) == 0
+        assert str(opened.folder / 'confirm') in capsys.readouterr().out
+        assert main(['compare', folder]) == 0
+        assert main(['report', folder, f'--out={tmp_path / "page"}', '--nomeasure', '--compilation_cache=']) == 0
+    finally:
+        after = state()
+        for path in paths:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+    assert after == before and (tmp_path / 'page' / 'index.html').exists()
+
+
+def test_a_study_that_no_worker_has_opened_has_not_begun(study, tmp_path):
+    opened = study('one', confirm=1)
+    (opened.folder / 'journal.log').unlink()
+    with pytest.raises(UserError, match='one has not begun: no worker has opened it'):
+        read_study(opened.folder)
+    assert not (opened.folder / 'journal.log').exists()
 
 
 def wider(steps=24):
