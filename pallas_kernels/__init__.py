@@ -21,7 +21,7 @@ from pallas_kernels.attention.maps import (
     WeightMap,
 )
 from pallas_kernels.attention.parts import Part, PartGradients, attention_part, attention_part_gradients
-from pallas_kernels.cross_entropy.api import cross_entropy
+from pallas_kernels.cross_entropy.api import cross_entropy, cross_entropy_part
 from pallas_kernels.delta_rule.api import delta_rule
 from pallas_kernels.diagonal_low_rank.api import diagonal_low_rank
 from pallas_kernels.linear_attention.api import linear_attention
@@ -56,6 +56,7 @@ __all__ = [
     'attention_part',
     'attention_part_gradients',
     'cross_entropy',
+    'cross_entropy_part',
     'delta_rule',
     'diagonal_low_rank',
     'linear_attention',

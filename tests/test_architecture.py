@@ -184,6 +184,7 @@ CORES = (
     'attention',
     'attention_part',
     'cross_entropy',
+    'cross_entropy_part',
     'delta_rule',
     'diagonal_low_rank',
     'linear_attention',

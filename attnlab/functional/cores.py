@@ -324,32 +324,35 @@ def cross_entropy(
 ) -> Float[Array, '*b']:
     """The loss of a linear head, `pallas_kernels.cross_entropy` for any leading dimensions.
 
-    Where classes are divided over devices, each computes the normaliser over its own; two numbers per token are
-    exchanged.
+    Where classes are divided over devices, each computes the normaliser over its own, and the logits of labels that it
+    has; two numbers per token are exchanged.
     """
 
-    def losses(hidden: Array, embedding: Array, labels: Array, z_loss: float = z_loss) -> Array:
-        flat = pallas_kernels.cross_entropy(
-            hidden.reshape(-1, hidden.shape[-1]),
+    def flat(x: Array) -> Array:
+        return x.reshape(-1, *x.shape[labels.ndim :])
+
+    def losses(hidden: Array, embedding: Array, labels: Array) -> Array:
+        found = pallas_kernels.cross_entropy(
+            flat(hidden),
             embedding,
-            labels.reshape(-1),
+            flat(labels),
             z_loss=z_loss,
             soft_cap=soft_cap,
             implementation=implementation,
         )
-        return flat.reshape(labels.shape)
+        return found.reshape(labels.shape)
 
     def losses_apart(hidden: Array, embedding: Array, labels: Array) -> Array:
-        here, every = embedding.shape[0], classes
-        labels = jnp.where(labels < -every, every, jnp.where(labels < 0, labels + every, labels))
-        # The normaliser follows from the loss of any class of this device.
-        some = labels % here
-        logits = _logits(hidden, embedding, some, soft_cap)
-        normalizers = losses(hidden, embedding, some, z_loss=0.0) + logits
-        normalizers, logits = jax.lax.all_gather((normalizers, logits), TENSOR)
-        own = jnp.take_along_axis(logits, (labels // here)[None], axis=0, mode='fill', fill_value=jnp.nan)[0]
-        whole = jax.nn.logsumexp(normalizers, axis=0)
-        return whole - own + z_loss * whole**2
+        labels = labels.astype(jnp.int32)
+        labels = jnp.where(labels < 0, labels + classes, labels)
+        first = jax.lax.axis_index(TENSOR) * embedding.shape[0]
+        found = pallas_kernels.cross_entropy_part(
+            flat(hidden), embedding, flat(labels - first), soft_cap=soft_cap, implementation=implementation
+        )
+        parts = jax.lax.all_gather([each.reshape(labels.shape) for each in found], TENSOR)
+        whole, own = jax.nn.logsumexp(parts[0], axis=0), jnp.sum(parts[1], axis=0)
+        exists = (labels >= 0) & (labels < classes)
+        return whole - jnp.where(exists, own, jnp.nan) + z_loss * whole**2
 
     mesh, classes = devices(), embedding.shape[0]
     if not mesh:
@@ -364,10 +367,3 @@ def cross_entropy(
         check_vma=False,
     )
     return run(hidden, embedding, labels)
-
-
-def _logits(hidden: Array, embedding: Array, labels: Array, soft_cap: float | None) -> Array:
-    """The logit of one class per token, `*b`, in float32 or better."""
-    wide = jnp.promote_types(hidden.dtype, jnp.float32)
-    logits = jnp.sum(hidden.astype(wide) * embedding[labels].astype(wide), axis=-1)
-    return logits if soft_cap is None else soft_cap * jnp.tanh(logits / soft_cap)

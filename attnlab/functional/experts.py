@@ -81,8 +81,9 @@ def _local(
         outputs = _few(tokens, chosen, networks, activation)
     else:
         outputs = _many(tokens, chosen, networks, activation, whole=first is None)
-    weighted = outputs.astype(weights.dtype) * weights[..., None]
-    return jnp.sum(jnp.where(adds[..., None], weighted, 0), axis=1).astype(x.dtype).reshape(x.shape)
+    # Before the product, so that the gradient of a weight meets no number of a row that adds nothing.
+    outputs = jnp.where(adds[..., None], outputs, 0)
+    return jnp.sum(outputs.astype(weights.dtype) * weights[..., None], axis=1).astype(x.dtype).reshape(x.shape)
 
 
 def _many(

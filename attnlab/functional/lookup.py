@@ -83,8 +83,29 @@ def _along_runs(
 
 
 def taken(x: Array, index: Int[np.ndarray, '...'], axis: int) -> Array:
-    """Returns the entries of `x` along an axis at places known beforehand, with their dimensions in its place."""
-    return _gathered_back(x, index, axis) if target.current().platform == 'gpu' else jnp.take(x, index, axis)
+    """Returns the entries of `x` along an axis at places known beforehand, with their dimensions in its place.
+
+    Gradients of what was taken several times are summed in float32 at least.
+    """
+    if target.current().platform == 'gpu':
+        return _gathered_back(x, index, axis)
+    return _summed_wide(x, index, axis) if x.dtype.itemsize == 2 else jnp.take(x, index, axis)
+
+
+def _summed_wide(x: Array, index: Int[np.ndarray, '...'], axis: int) -> Array:
+    """Its gradient is summed in float32 and rounded once; what is taken is never wide."""
+
+    def take(x: Array) -> Array:
+        return jnp.take(x, index, axis)
+
+    run, dtype = jax.custom_vjp(take), x.dtype
+    back = jax.linear_transpose(take, jax.ShapeDtypeStruct(x.shape, jnp.float32))
+
+    def pull(_: None, gradient: Array) -> tuple[Array]:
+        return (back(gradient.astype(jnp.float32))[0].astype(dtype),)
+
+    run.defvjp(lambda x: (take(x), None), pull)
+    return run(x)
 
 
 def _gathered_back(x: Array, index: Int[np.ndarray, '...'], axis: int) -> Array:

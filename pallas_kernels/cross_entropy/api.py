@@ -1,4 +1,4 @@
-"""A linear head fused with the cross-entropy loss."""
+"""A linear head fused with the cross-entropy loss, and the part of it that some of the classes give."""
 
 import functools
 
@@ -43,25 +43,73 @@ def cross_entropy(
       TypeError: for arrays that are not floating point, or non-integer `labels`.
       NotImplementedError: for a named implementation that cannot serve the call.
     """
+    _check(hidden, embedding, labels, soft_cap)
+    o = embedding.shape[0]
+    arguments.check_classes(CORE, labels, o)
+    labels = labels.astype(jnp.int32)
+    labels = jnp.where(labels < -o, o, jnp.where(labels < 0, labels + o, labels))
+    log_normalizers, chosen = _statistics(hidden, embedding, labels, soft_cap, implementation)
+    return log_normalizers - jnp.where(labels < o, chosen, jnp.nan) + z_loss * log_normalizers**2
+
+
+@arguments.checked
+def cross_entropy_part(
+    hidden: jax.Array,
+    embedding: jax.Array,
+    labels: jax.Array,
+    *,
+    soft_cap: float | None = None,
+    implementation: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns what some of the classes give to the loss of a linear head, for callers that have the others elsewhere.
+
+    `log Z` of these classes, and `logits[label]`, 0 where the label is of another part: with all classes divided into
+    parts p, `loss = logsumexp_p (log Z)_p - sum_p (logits[label])_p`. The gradient of the logits of a part is rounded
+    once, as that of the loss is.
+
+    Args:
+      hidden: activations, `n d`.
+      embedding: one row per class of the part, `o d`.
+      labels: class of every token, integers `n`, counted from the first of the part: those below 0 or from o up are of
+        other parts.
+      soft_cap: as in `cross_entropy`.
+      implementation: `None` chooses; see `dispatch.select`.
+
+    Returns:
+      Both, `n`, in float32 at least.
+
+    Raises:
+      ValueError: for shapes that do not fit, or a `soft_cap` that is not positive.
+      TypeError: for arrays that are not floating point, or non-integer `labels`.
+      NotImplementedError: for a named implementation that cannot serve the call.
+    """
+    _check(hidden, embedding, labels, soft_cap)
+    labels, o = labels.astype(jnp.int32), embedding.shape[0]
+    here = (labels >= 0) & (labels < o)
+    log_normalizers, chosen = _statistics(hidden, embedding, jnp.where(here, labels, o), soft_cap, implementation)
+    return log_normalizers, jnp.where(here, chosen, 0)
+
+
+def _check(hidden: jax.Array, embedding: jax.Array, labels: jax.Array, soft_cap: float | None) -> None:
     arguments.match(CORE, {}, hidden=(hidden, 'n d'), embedding=(embedding, 'o d'), labels=(labels, 'n'))
     arguments.check_floating(CORE, hidden=hidden, embedding=embedding)
     arguments.check_integer(CORE, labels=labels)
     if soft_cap is not None and soft_cap <= 0:
         raise ValueError(f'{CORE}: soft_cap is {soft_cap}; expected a positive number, or None')
 
-    o = embedding.shape[0]
-    arguments.check_classes(CORE, labels, o)
-    labels = labels.astype(jnp.int32)
-    labels = jnp.where(labels < -o, o, jnp.where(labels < 0, labels + o, labels))
 
+def _statistics(
+    hidden: jax.Array, embedding: jax.Array, labels: jax.Array, soft_cap: float | None, implementation: str | None
+) -> tuple[jax.Array, jax.Array]:
+    """See `reference.statistics`; labels from o up have no logit, and what is returned for it is not said."""
     here = target.current()
     candidates = {
-        'reference': dispatch.Candidate(reference.cross_entropy),
-        'xla': dispatch.Candidate(xla.cross_entropy),
+        'reference': dispatch.Candidate(reference.statistics),
+        'xla': dispatch.Candidate(xla.statistics),
         'mosaic_gpu': dispatch.kernel(CORE, 'mosaic_gpu', here, hidden, embedding),
         'mosaic_tpu': dispatch.kernel(CORE, 'mosaic_tpu', here, hidden, embedding),
     }
-    (n, d), itemsize = hidden.shape, jnp.result_type(hidden, embedding).itemsize
+    (n, d), o, itemsize = hidden.shape, embedding.shape[0], jnp.result_type(hidden, embedding).itemsize
     size = functools.partial(cost.cross_entropy, n=n, d=d, o=o, itemsize=itemsize)
     run = dispatch.select(CORE, implementation, candidates, size)
-    return run(hidden, embedding, labels, z_loss=z_loss, soft_cap=soft_cap)
+    return run(hidden, embedding, labels, soft_cap=soft_cap)

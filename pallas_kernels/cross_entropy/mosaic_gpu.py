@@ -54,7 +54,7 @@ def refusal(here: Target, hidden: jax.Array, embedding: jax.Array) -> str | None
 
 
 @functools.lru_cache
-def form(here: Target) -> Callable[..., jax.Array]:
+def form(here: Target) -> Callable[..., vjp.Statistics]:
     """The differentiable form for a device."""
     return vjp.differentiable(functools.partial(_statistics, here), functools.partial(_gradients, here))
 

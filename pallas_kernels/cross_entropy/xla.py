@@ -10,19 +10,16 @@ from pallas_kernels import precision, tiling
 from pallas_kernels.cross_entropy import vjp
 
 
-def cross_entropy(
-    hidden: jax.Array, embedding: jax.Array, labels: jax.Array, *, z_loss: float, soft_cap: float | None
-) -> jax.Array:
-    """See `reference.cross_entropy`."""
+def statistics(hidden: jax.Array, embedding: jax.Array, labels: jax.Array, *, soft_cap: float | None) -> vjp.Statistics:
+    """See `reference.statistics`."""
     rows = tiling.cross_entropy(hidden.shape[0], embedding.shape[0])
     if rows is not None:
-        return _in_parts(rows)(hidden, embedding, labels, z_loss=z_loss, soft_cap=soft_cap)
-    log_normalizer, chosen = _statistics(soft_cap, hidden, embedding, labels)
-    return log_normalizer - chosen + z_loss * log_normalizer**2
+        return _in_parts(rows)(hidden, embedding, labels, soft_cap=soft_cap)
+    return _statistics(soft_cap, hidden, embedding, labels)
 
 
 @functools.lru_cache
-def _in_parts(rows: int) -> Callable[..., jax.Array]:
+def _in_parts(rows: int) -> Callable[..., vjp.Statistics]:
     """The form that holds the logits of `rows` tokens at a time."""
 
     def statistics(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.delta_rule.chunk import by_halves
-from pallas_kernels.matrix_state.chunks import MODERATE, by_decay, since, until
+from pallas_kernels.matrix_state.chunks import MODERATE, by_decay, since, since_first, until
 from pallas_kernels.matrix_state.products import EXACT, Form
 
 Products = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
@@ -44,7 +44,7 @@ def _products(q: jax.Array, k: jax.Array, log_decay: jax.Array, runs: jax.Array 
 
 def _save(q: jax.Array, k: jax.Array, log_decay: jax.Array, runs: jax.Array | None) -> tuple[Products, Saved]:
     middle = (log_decay.shape[3] - 1) // 2
-    total = since(log_decay)
+    total = since_first(log_decay)
     saved = Saved(q, k, log_decay, total - total[:, :, :, middle : middle + 1], runs)
     return by_decay(_moderate, _at_once, _any, (saved,), rows=1), saved
 

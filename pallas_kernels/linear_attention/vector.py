@@ -22,6 +22,7 @@ from pallas_kernels.matrix_state.chunks import (
     remembered,
     remembers,
     since,
+    since_first,
     until,
     visible,
 )
@@ -109,10 +110,10 @@ def _moderate(reads: Reads, log_decay: jax.Array, *others: jax.Array | None) -> 
 
 def _from_middle(log_decay: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The decays summed from the middle of the chunk to each step, `b l h c k`, and up to the middle, `b l h 1 k`."""
-    total = since(log_decay)
+    total = since_first(log_decay)
     at = (log_decay.shape[3] - 1) // 2
     middle = total[:, :, :, at : at + 1]
-    return total - middle, middle
+    return total - middle, log_decay[:, :, :, :1] + middle
 
 
 def _read_moderate(reads: Reads, log_decay: jax.Array, runs: jax.Array | None) -> jax.Array:

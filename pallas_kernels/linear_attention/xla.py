@@ -7,6 +7,7 @@ from pallas_kernels import target, tiling
 from pallas_kernels.linear_attention import reference, scalar, vector
 from pallas_kernels.linear_scan.xla import linear_scan
 from pallas_kernels.matrix_state.chunks import Arrays, cut, in_groups, join
+from pallas_kernels.matrix_state.decays import clipped
 
 
 def linear_attention(
@@ -37,7 +38,7 @@ def linear_attention(
     def group(state: jax.Array, arrays: Arrays, starts: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         q, k, v, log_decay = arrays
         # The barrier keeps the compiler from copying the array to another layout for every use.
-        chunks = jax.lax.optimization_barrier(cut(q, k, v, log_decay, starts, tile.steps))
+        chunks = jax.lax.optimization_barrier(cut(q, k, v, clipped(log_decay, dtype), starts, tile.steps))
         # A group at a time, so that no whole array is made of scaled queries.
         q, k, v = (array.astype(dtype) for array in chunks[:3])
         chunks = chunks._replace(q=scale * q, k=k, v=v)

@@ -197,6 +197,15 @@ def since(array: jax.Array) -> jax.Array:
     return jnp.matmul(_like(ones, array), array, precision='highest')
 
 
+def since_first(array: jax.Array) -> jax.Array:
+    """Sums over the steps, the last axis but one, after the first up to each.
+
+    Differences are those of `since`, where one large number in the first step would round all others off.
+    """
+    ones = jnp.tril(jnp.ones((array.shape[-2],) * 2, array.dtype)).at[:, 0].set(0)
+    return jnp.matmul(_like(ones, array), array, precision='highest')
+
+
 def until(array: jax.Array) -> jax.Array:
     """Sums over the steps, the last axis but one, from the one after each up to the last."""
     ones = jnp.triu(jnp.ones((array.shape[-2],) * 2, array.dtype), 1)

@@ -24,6 +24,15 @@ LEAST_LOG_DECAY = -120.0
 """The least log decay, to which others are clipped. Its exponential is zero in float32, and its sums are exact."""
 
 
+def clipped(log_decay: jax.Array | None, dtype: jnp.dtype) -> jax.Array | None:
+    """Log decays, of which those to be summed in float32 are at least `LEAST_LOG_DECAY`; float64 needs no bound.
+
+    Beside one of -1e9 the others of a chunk would be lost in its sums. One that is clipped has no gradient, as
+    `exp(-120)`, which multiplies it, is zero in float32.
+    """
+    return log_decay if log_decay is None or dtype == jnp.float64 else jnp.maximum(log_decay, LEAST_LOG_DECAY)
+
+
 def rows(log_decay: jax.Array | None, starts: jax.Array | None, t: int, length: int) -> jax.Array:
     """The rows of the chunks of `t` steps, `b h l 8 c`, of size 1 for a batch or heads that share them.
 

@@ -163,6 +163,23 @@ def test_classes_that_do_not_exist_have_no_loss():
     assert np.isnan(losses).tolist() == [False, False, True, False, True]
 
 
+@pytest.mark.parametrize('sureness', [0.0, 8.0])
+def test_a_label_of_thousands_of_tokens_has_its_gradient_in_few_bits(sureness):
+    """A sum of thousands in bfloat16 stands still; where predictions are sure, two such sums would cancel."""
+    hidden = (1 + divided.noise('hidden', 4096, 8) / 4).astype(jnp.bfloat16)
+    embedding = (divided.noise('embedding', 16, 8) / 4).at[0].add(sureness / 8).astype(jnp.bfloat16)
+    labels = jnp.zeros(4096, jnp.int32)
+
+    def gradients(hidden, embedding):
+        return jax.grad(lambda *arrays: cores.cross_entropy(*arrays, labels).sum(), (0, 1))(hidden, embedding)
+
+    expected = gradients(hidden.astype(jnp.float32), embedding.astype(jnp.float32))
+    found = divided.compiled(gradients, divided.mesh(tensor=2))(hidden, embedding)
+    for wide, narrow in zip(expected, found, strict=True):
+        error = np.linalg.norm(narrow.astype(np.float32) - wide) / np.linalg.norm(wide)
+        assert error < 0.01
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     'sizes',

@@ -1,3 +1,4 @@
+import functools
 import re
 
 import jax
@@ -5,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import cross_entropy, dispatch, target, tiling
+from pallas_kernels import cross_entropy, cross_entropy_part, dispatch, target, tiling
 from pallas_kernels.cases import cross_entropy as cases
 from pallas_kernels.cases.drawing import Call
 
@@ -123,6 +124,26 @@ def test_negative_labels_count_from_the_end_and_there_are_no_others(implementati
     pushed = odd['gradient of hidden'][3].astype(np.float32)
     toward = np.asarray(weights @ np.asarray(call.arrays['embedding'], np.float32))
     assert abs(np.corrcoef(pushed, toward)[0, 1]) > 0.99
+
+
+@pytest.mark.parametrize(('implementation', 'dtype'), FORMS)
+def test_parts_of_the_classes_make_the_loss(implementation, dtype, comparison, small_tiles):
+    case, call = cases.CASES['both'], cases.call('both', dtype)
+
+    def in_parts(hidden, embedding, *, labels, z_loss, soft_cap, implementation):
+        if implementation == 'reference':
+            return cross_entropy(
+                hidden, embedding, labels, z_loss=z_loss, soft_cap=soft_cap, implementation='reference'
+            )
+        part = functools.partial(cross_entropy_part, hidden, soft_cap=soft_cap, implementation=implementation)
+        at = case.o // 3
+        normalizers, chosen = zip(part(embedding[:at], labels), part(embedding[at:], labels - at), strict=True)
+        whole = jax.nn.logsumexp(jnp.stack(normalizers), axis=0)
+        return whole - sum(chosen) + z_loss * whole**2
+
+    comparison.check(
+        in_parts, 'parts', call, max(case.o, case.d), implementation=implementation, embedding=max(case.n, case.o)
+    )
 
 
 @pytest.mark.parametrize('soft_cap', [None, 30.0])

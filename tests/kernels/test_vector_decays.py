@@ -1,5 +1,7 @@
 """Decays for every key channel: the ways of computing them are chosen for every row of the batch."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,6 +40,35 @@ def test_strong_decays_of_one_row_change_no_bit_of_another(core):
     for one, other in zip(*ours, strict=True):
         np.testing.assert_array_equal(one[0], other[0])
         assert np.abs(one[1] - other[1]).max() > 1e-3 and np.isfinite(other).all()
+
+
+@pytest.mark.parametrize('channels', [1, 8], ids=['scalar', 'vector'])
+@pytest.mark.parametrize('core', ['linear_attention', 'delta_rule', 'diagonal_low_rank'])
+def test_a_step_that_forgets_all_leaves_the_others_their_decays(core, channels):
+    """In the portable form, which sums decays: beside one of -1e9 others would be lost, first in a chunk or within."""
+    b, t, h, k = 4, 64, 1, 8
+    q, keys, v, a = (4 * drawn(b, t, h, k, place=place) for place in range(4))
+    further = {'linear_attention': (), 'delta_rule': (jnp.full((b, t, h), 0.5),), 'diagonal_low_rank': (a / 8,)}[core]
+    weights = drawn(b, t, h, k, place=4)
+    log_decay = jnp.full((b, t, h, channels), -0.05)
+    for row, (step, strong) in enumerate(((0, -1e9), (40, -1e9), (32, -1e5), (5, -1e5))):
+        log_decay = log_decay.at[row, step].set(strong)
+    log_decay = log_decay if channels > 1 else log_decay[..., 0]
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def measured(implementation: str, *arrays: jax.Array) -> list[jax.Array]:
+        def loss(*arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
+            *arrays, log_decay = arrays
+            y, _ = getattr(pallas_kernels, core)(*arrays, *further, log_decay=log_decay, implementation=implementation)
+            return jnp.vdot(weights, y), y
+
+        (_, y), gradients = jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True)(*arrays)
+        return [y, *gradients]
+
+    arrays = q, keys / jnp.linalg.norm(keys, axis=-1, keepdims=True), v, log_decay
+    found, expected = measured('xla', *arrays), measured('reference', *arrays)
+    for one, other, what in zip(found, expected, ('y', 'dq', 'dk', 'dv', 'dlog_decay'), strict=True):
+        assert_close(one, other, dtype=jnp.float32, reduction=t * k, what=what)
 
 
 def blocks(dtype):

@@ -251,7 +251,8 @@ def test_quantiles_of_a_mixture_are_those_of_its_distribution():
     head = perturbed(MixtureDensityHead(8, 2, components=2, rngs=nnx.Rngs(0)))
     hidden, levels = noise(3, 8), jnp.tile(jnp.array([0.05, 0.5, 0.95]), (3, 1))
     found = head.quantiles(hidden, levels)
-    weights, means, deviations = (np.asarray(one)[:, None] for one in head._mixture(hidden))
+    log_weights, means, deviations = (np.asarray(one)[:, None] for one in head._mixture(hidden))
+    weights = np.exp(log_weights)
     reached = np.sum(weights * norm.cdf(np.asarray(found)[..., None], means, deviations), axis=-1)
     np.testing.assert_allclose(reached, np.broadcast_to(levels[..., None], reached.shape), atol=1e-4)
     drawn = np.asarray(head.logits(hidden))
@@ -259,6 +260,17 @@ def test_quantiles_of_a_mixture_are_those_of_its_distribution():
     density = np.sum(weights[:, 0] * norm.pdf(0.3, means[:, 0], deviations[:, 0]), axis=-1)
     losses = head.losses(hidden, jnp.full((3, 2), 0.3))
     np.testing.assert_allclose(losses, -np.log(density).mean(axis=-1), rtol=1e-4)
+
+
+def test_a_component_whose_weight_is_zero_in_float32_has_its_gradient():
+    """Of weights 1 and e^-110 the second component explains what the first is 20 deviations from."""
+    head = MixtureDensityHead(8, 1, components=2, rngs=nnx.Rngs(0))
+    head.linear.weight[...] = jnp.zeros_like(head.linear.weight[...])
+    # Logits, means, logarithms of deviations.
+    head.linear.bias[...] = jnp.array([110.0, 0.0, 0.0, 20.0, 0.0, 0.0])
+    loss, gradients = nnx.value_and_grad(lambda head: jnp.sum(head.losses(noise(1, 8), jnp.full((1, 1), 20.0))))(head)
+    np.testing.assert_allclose(loss, 110 + np.log(2 * np.pi) / 2, rtol=1e-4)
+    np.testing.assert_allclose(gradients.linear.bias[...], [1, -1, 0, 0, 0, 1], atol=1e-2)
 
 
 def test_between_levels_quantiles_are_interpolated():

@@ -141,6 +141,20 @@ def test_training_takes_a_tenth_of_the_memory_of_whole_logits(kind):
     assert dense >= 4 * 1024 * 8192 and ours < dense / 10, (ours, dense)
 
 
+@pytest.mark.parametrize('kind', [SampledSoftmax, AugmentAndReduce, HierarchicalSoftmax])
+def test_the_gradient_of_a_token_that_thousands_ask_for_is_summed_in_the_type_of_the_weight(kind):
+    """In bfloat16 a sum of ones stands still at 256."""
+    head = perturbed(kind(4, 6, rngs=nnx.Rngs(0)), 0.1)
+    hidden, targets = (1 + noise(4096, 4) / 4).astype(jnp.bfloat16), jnp.full(4096, 5, jnp.int32)
+
+    def gradient(hidden):
+        total = nnx.grad(lambda head: jnp.sum(head.objective(hidden, targets, jax.random.key(0))))(head)
+        return np.asarray(total.weight[...])
+
+    expected = gradient(hidden.astype(jnp.float32))
+    assert np.linalg.norm(gradient(hidden) - expected) < 0.01 * np.linalg.norm(expected)
+
+
 def test_mixtures_go_beyond_the_rank_of_the_width():
     def rank(head):
         return int(np.linalg.matrix_rank(jax.nn.log_softmax(head.logits(noise(40, 2))), tol=1e-3))

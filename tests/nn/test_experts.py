@@ -14,6 +14,7 @@ from attnlab.blocks.block import Block
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
+from attnlab.functional.experts import mixed
 from attnlab.mixers.convolution.gated import GatedConvolution
 from attnlab.nn.experts import (
     HierarchicalGate,
@@ -330,3 +331,21 @@ def test_a_tempered_gate_names_a_nonlinearity_without_parameters():
 def test_levels_of_a_hierarchical_gate_are_softmax_or_laplace():
     with pytest.raises(UserError, match='inner of HierarchicalGate is SigmoidGate'):
         HierarchicalGate(inner=SigmoidGate())
+
+
+def test_a_choice_that_is_not_kept_leaves_weights_their_gradient_whatever_its_network_gives():
+    """As rows of no group do, whose products are not said."""
+    x, (gates, up, down) = noise(2, 6, 8), (noise(3, 8, 4), noise(3, 8, 4), noise(3, 4, 8))
+    experts = jnp.arange(24, dtype=jnp.int32).reshape(2, 6, 2) % 3
+    kept = experts < 2
+
+    def gradient(size):
+        large = [matrices.at[2].multiply(size) for matrices in (gates, up)]
+
+        def total(weights):
+            return jnp.sum(mixed(x, experts, weights, kept, (*large, down), activation=jax.nn.silu))
+
+        return jax.grad(total)(jnp.ones((2, 6, 2)))
+
+    # Products beyond float32.
+    np.testing.assert_array_equal(gradient(1e30), gradient(1.0))

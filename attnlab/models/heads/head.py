@@ -80,7 +80,8 @@ def target_logits(
     hidden: Float[Array, '*b d'], weight: Float[Array, 'o d'], targets: Int[Array, '*b']
 ) -> Float[Array, '*b']:
     """The logit of one class per hidden state, in float32 or better."""
-    rows = weight.astype(hidden.dtype)[targets]
+    # Cast after the lookup, so that the gradient of the weight accumulates in its own type.
+    rows = weight[targets].astype(hidden.dtype)
     return jnp.sum(wide(hidden) * wide(rows), axis=-1)
 
 

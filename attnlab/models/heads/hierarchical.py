@@ -67,7 +67,8 @@ class HierarchicalSoftmax(Head):
         classes = self.nodes.shape[0]
         check_targets(targets, classes)
         path, signs = (each[...][jnp.clip(targets, 0, classes - 1)] for each in (self.nodes, self.signs))
-        vectors = self.weight[...].astype(hidden.dtype)[path]
+        # Cast after the lookup, so that the gradient of the weight accumulates in its own type.
+        vectors = self.weight[...][path].astype(hidden.dtype)
         scores = jnp.sum(wide(hidden)[..., None, :] * wide(vectors), axis=-1)
         losses = -jnp.sum(_log_side(scores + self.bias[...][path].astype(scores.dtype), signs), axis=-1)
         return nan_outside(losses, targets, classes)

@@ -110,19 +110,20 @@ class MixtureDensityHead(Head):
 
     def losses(self, hidden: Float[Array, '*b d'], targets: Float[Array, '*b o']) -> Float[Array, '*b']:
         """`-log p(target)`, in nats per output."""
-        weights, means, deviations = self._mixture(hidden)
+        log_weights, means, deviations = self._mixture(hidden)
         apart = (wide(targets)[..., None] - means) / deviations
-        logarithms = jnp.log(weights) - jnp.square(apart) / 2 - jnp.log(deviations) - np.log(2 * np.pi) / 2
+        logarithms = log_weights - jnp.square(apart) / 2 - jnp.log(deviations) - np.log(2 * np.pi) / 2
         return -jnp.mean(jax.nn.logsumexp(logarithms, axis=-1), axis=-1)
 
     def logits(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:
         """The means, in float32."""
-        weights, means, _ = self._mixture(hidden)
-        return jnp.sum(weights * means, axis=-1)
+        log_weights, means, _ = self._mixture(hidden)
+        return jnp.sum(jnp.exp(log_weights) * means, axis=-1)
 
     def quantiles(self, hidden: Float[Array, '*b d'], levels: Float[Array, '*b n']) -> Float[Array, '*b n o']:
         """The quantiles of these levels, in float32, by halving the interval between those of the components."""
-        weights, means, deviations = (one[..., None, :, :] for one in self._mixture(hidden))
+        log_weights, means, deviations = (one[..., None, :, :] for one in self._mixture(hidden))
+        weights = jnp.exp(log_weights)
         asked = levels[..., None].astype(means.dtype)
         ends = means + deviations * jax.scipy.special.ndtri(asked)[..., None]
         interval = (jnp.min(ends, axis=-1), jnp.max(ends, axis=-1))
@@ -137,9 +138,9 @@ class MixtureDensityHead(Head):
         return (low + high) / 2
 
     def _mixture(self, hidden: Float[Array, '*b d']) -> tuple[Array, Array, Array]:
-        """Weights, means and deviations, `*b o n`."""
+        """Logarithms of weights, which may be zero in float32, means and deviations, `*b o n`."""
         found = wide(self.linear(hidden)).reshape(*hidden.shape[:-1], self.outputs, 3, self.components)
-        return jax.nn.softmax(found[..., 0, :]), found[..., 1, :], jnp.exp(found[..., 2, :]) + self.least
+        return jax.nn.log_softmax(found[..., 0, :]), found[..., 1, :], jnp.exp(found[..., 2, :]) + self.least
 
 
 def _last_first(x: Float[Array, '*b o n']) -> Float[Array, '*b n o']:
