@@ -164,7 +164,7 @@ MAMBA = Setting(
     steps=400_000,
     peak_lr=1e-4,
     window=64,
-    schedule=Constant(),
+    schedule=Constant(warmup=0.0),
     weight_decay=0.0,
     **TORCH,
 )
@@ -190,7 +190,16 @@ XLSTM = Setting(
     **TORCH,
 )
 MERRILL = Setting(
-    WordProblem('S5'), length=19, steps=50_000, peak_lr=1e-4, dim=512, depth=4, heads=8, weight_decay=0.01, **TORCH
+    WordProblem('S5'),
+    length=19,
+    steps=50_000,
+    batch_size=32,
+    peak_lr=1e-4,
+    dim=512,
+    depth=4,
+    heads=8,
+    weight_decay=0.01,
+    **TORCH,
 )
 GARG = Setting(
     LinearRegression(),
@@ -271,7 +280,14 @@ LANGUAGES = (
 OURS = 'no paper trains this just so'
 ICL = (
     'no curriculum: the paper begins with 5 dimensions and 11 points and adds one and two every 2,000 steps; here all '
-    'are there from the first step; one label more than its 40 points'
+    'are there from the first step; one label more than its 40 points; rotary positions; RMSNorm and gated MLPs '
+    'without biases, not the layers of GPT-2; a warm-up over a fiftieth of the steps, not none; 512 test prompts, not '
+    '1,280'
+)
+WORDS = (
+    'one length, not all up to it; every element a generator, not swaps alone; one width; 50,000 steps, not up to 500 '
+    'epochs; a warm-up over a tenth of the steps, then a cosine to a tenth of the rate, where the released defaults '
+    'name one rate; gated MLPs of 1,408 channels, not MLPs of 2,048'
 )
 DEPARTURES = {
     'mqar': f'{ZOOLOGY}; positions are rotary, not learned; 512 test examples a slice, not 3,000; fillers are 0, as '
@@ -294,7 +310,7 @@ DEPARTURES = {
     'max_retrieval': 'a stack of one block with attention and an MLP in place of the pooling model of the paper; AdamW '
     '(0.9, 0.95), clipped at 1',
     'signed_sums': 'thoughts are supervised by all partial sums; no second stage by rewards; AdamW (0.9, 0.95)',
-    **dict.fromkeys(GROUPS, 'one length, not all up to it; every element a generator, not swaps alone; one width'),
+    **dict.fromkeys(GROUPS, WORDS),
     **dict.fromkeys(REGRESSION, ICL),
     **dict.fromkeys(FAMILIES, OURS),
 }

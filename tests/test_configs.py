@@ -20,6 +20,7 @@ from attnlab.data.text.text import TextFiles
 from attnlab.errors import UserError
 from attnlab.experiment.experiment import SIZES, Experiment
 from attnlab.experiment.studies import TOLERANCE
+from attnlab.nn.mlps import GatedMLP, gated_width
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.positions import Rope
 from attnlab.quantize.formats import Affine
@@ -30,7 +31,7 @@ from attnlab.testing.noise import noise
 from attnlab.train.cost import flops_per_token, state_bytes
 from attnlab.train.optimizer import named_parameters
 from attnlab.train.programs import structure
-from attnlab.train.schedule import Cosine
+from attnlab.train.schedule import Constant, Cosine
 from attnlab.train.setup import prepare
 from attnlab.train.state import initialize
 from attnlab.zoo import ZOO
@@ -60,7 +61,7 @@ causal = any_of([name for name, recipe in ZOO.items() if recipe.causal])
 padded = any_of([name for name, recipe in ZOO.items() if recipe.causal and recipe.packed])
 sequences = any_of([name for name, recipe in ZOO.items() if recipe.packed and not recipe.grid])
 
-COSINE = spec(Cosine).target
+COSINE, CONSTANT = spec(Cosine).target, spec(Constant).target
 
 TRAINED = ('mingru', 'window_sinks')
 """The recipes that take two steps in every run of the tests, packed and one document a row; the others do nightly."""
@@ -498,6 +499,46 @@ def test_recall_as_published_names_what_the_config_has_in_place(task, examples):
         'positions are rotary': block.mixer.position.target == spec(Rope).target,
         '512': config.evals[0].examples == 512 != int(examples.replace(',', '')),
         examples: True,
+    }
+    assert all(so.values()) and [words for words in so if words not in said] == []
+
+
+@pytest.mark.parametrize('task', recall.REGRESSION)
+def test_regression_as_published_names_what_the_config_has_in_place(task):
+    config, said = recall.get_config(f'task={task},size=paper,zoo=mha'), recall.DEPARTURES[task]
+    (block,), model, schedule = config.model.stack.blocks, config.model, config.optimizer.schedule
+    norms, mlp = {block.norm.target, model.norm.target}, block.mlp
+    so = {
+        'rotary positions': block.mixer.position.target == spec(Rope).target,
+        'RMSNorm and gated MLPs without biases, not the layers of GPT-2': norms == {spec(RMSNorm).target}
+        and mlp.target == spec(GatedMLP).target
+        and not block.mixer.bias,
+        'a warm-up over a fiftieth of the steps, not none': (schedule.target, schedule.warmup) == (CONSTANT, 0.02),
+        '512 test prompts, not 1,280': config.evals[0].examples == 512,
+    }
+    assert all(so.values()) and [words for words in so if words not in said] == []
+
+
+@pytest.mark.parametrize('task', ['selective_copying', 'delayed_copying', 'induction'])
+def test_copying_and_induction_as_published_have_a_rate_that_is_constant(task):
+    config = recall.get_config(f'task={task},size=paper')
+    optimizer = config.optimizer
+    assert (optimizer.schedule.target, optimizer.schedule.warmup) == (CONSTANT, 0.0)
+    rates = build(optimizer.schedule)(config.steps, optimizer.peak_lr)
+    assert {float(rates(step)) for step in (0, 1, config.steps - 1)} == {float(np.float32(optimizer.peak_lr))}
+
+
+@pytest.mark.parametrize('task', recall.GROUPS)
+def test_word_problems_as_published_name_what_the_config_has_in_place(task):
+    config, said = recall.get_config(f'task={task},size=paper,zoo=mha'), recall.DEPARTURES[task]
+    (block,), schedule = config.model.stack.blocks, config.optimizer.schedule
+    assert (config.batch_size, config.optimizer.peak_lr, config.optimizer.weight_decay) == (32, 1e-4, 0.01)
+    so = {
+        '50,000 steps': config.steps == 50_000,
+        'a warm-up over a tenth of the steps, then a cosine to a tenth of the rate': (
+            (schedule.target, schedule.warmup, schedule.final) == (COSINE, 0.1, 0.1)
+        ),
+        'gated MLPs of 1,408 channels': block.mlp.hidden is None and gated_width(config.model.dim) == 1408,
     }
     assert all(so.values()) and [words for words in so if words not in said] == []
 

@@ -27,7 +27,12 @@ def main(argv: list[str]) -> int:
     flags.DEFINE_enum(
         'for', 'any', ['any', 'accelerator'], 'Sizes in multiples of 8, or of 128 and 64.', flag_values=values
     )
-    flags.DEFINE_bool('below_range', False, 'Take states smaller than their papers try.', flag_values=values)
+    flags.DEFINE_bool(
+        'below_range',
+        False,
+        "Take states smaller than their papers try; where that is not known, than the recipes' own.",
+        flag_values=values,
+    )
     flags.DEFINE_string('out', 'matched', 'Where the matched configs are written.', flag_values=values)
     define_format(values)
     define_platform(values)

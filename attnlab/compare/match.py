@@ -106,7 +106,7 @@ def match(
     knobs: Mapping[str, str],
     *,
     multiples: Multiples = MULTIPLES['any'],
-    smallest_state: int = 1,
+    smallest_state: int | None = 1,
 ) -> Matched:
     """Adjusts a recipe's config until it measures `target`. Of what reaches it, the config changed least wins.
 
@@ -117,8 +117,8 @@ def match(
     size becomes odd.
 
     `knobs` are those of the recipe. Raises `UserError` where nothing comes within the widened tolerance, saying what
-    came nearest, where a state to be matched is not adjustable, and where it would have to be below `smallest_state`
-    and below the config's own.
+    came nearest, where a state to be matched is not adjustable, and where it would have to be below the config's own
+    and below `smallest_state`, the smallest that its paper tries, which is not known where that is `None`.
     """
     bench = _Bench(measure(by))
     found_knobs = find_knobs(config, knobs, multiples)
@@ -148,12 +148,13 @@ def match(
             f'{by} = {target:g} is not reached within {allowed:.1%}; nearest is {matched.value:g} '
             f'({matched.off(target):+.2%}) with {shown(adjusted)}'
         )
-    if of_state:
+    if of_state and matched.value < (value or math.inf):
+        tries = 'is not known' if smallest_state is None else f'is {smallest_state}'
         for name, one in adjusted.items():
-            if one.value < min(smallest_state, one.own or smallest_state):
+            if smallest_state is None or one.value < smallest_state:
                 raise UserError(
-                    f'{by} = {target:g} wants {name} {one.value}, and the smallest that its paper tries is '
-                    f'{smallest_state}; --below_range takes it'
+                    f'{by} = {target:g} wants {shown({name: one})}, and the smallest that its paper tries {tries}; '
+                    '--below_range takes it'
                 )
     return matched
 
@@ -365,7 +366,7 @@ def match_recipes(
     Writes `NAME.json` and a `NAME.py` that reads it.
 
     `target` is a number, or the name of the recipe that the others are matched to as it stands. `below_range` takes
-    states smaller than their papers try.
+    states smaller than their papers try, or than the recipes' own where that is not known.
     """
     wanted = _target(configs, by, target)
     found: dict[str, Matched] = {}

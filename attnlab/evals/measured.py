@@ -12,8 +12,8 @@ from attnlab.tables import with_ends
 
 Kind = Literal['one', 'range', 'seeds', 'documents', 'examples', 'trials']
 """What an interval is over: `one` value has none; the `range` is the minimum and maximum of two seeds, not a confidence
-interval; `seeds` by Student's t; `documents` by bootstrap; `examples` by the binomial; the best of `trials` by
-order statistics."""
+interval; `seeds` by Student's t; `documents` and `trials` by Student's t of a deviation over bootstrap resamples;
+`examples` by Wilson's interval."""
 
 RESAMPLES = 1000
 NORMAL = 1.959964

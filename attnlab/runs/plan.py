@@ -55,7 +55,7 @@ def print_plan_for(setup: Setup, topology: Topology, printer: Printer) -> None:
     if not topology.compiles:
         printer.table(memory_table(setup, None))
         printer.line(f'lowered for {topology.name}; not known without its compiler: temporaries, collectives')
-        printer.table(roofline_table(setup, topology, executed, None, []))
+        printer.table(roofline_table(setup, topology, executed, None, None if setup.mesh.size > 1 else []))
         return
     try:
         compiled = lowered.compile()
@@ -184,12 +184,13 @@ def exchange_table(exchanged: list[Exchange]) -> Table:
 
 
 def roofline_table(
-    setup: Setup, topology: Topology, executed: float, moved: int | None, exchanged: list[Exchange]
+    setup: Setup, topology: Topology, executed: float, moved: int | None, exchanged: list[Exchange] | None
 ) -> Table:
     """The least time of a step at the peak rates of a device: operations, memory, links.
 
     `moved` are the bytes that the compiled step reads from memory and writes there; `None`, where it is not compiled:
-    the train state is read and written once, which is less than any step does.
+    the train state is read and written once, which is less than any step does. `exchanged` are its collectives; `None`,
+    where they are not known: the links are left out of the bounds, and the rows say so.
     """
     device = hardware(topology.target.kind)
     columns = Column('what'), Column('value', _rate, right=True), Column('unit'), Column('assumes', prose=True)
@@ -201,15 +202,19 @@ def roofline_table(
     times = {
         'operations': (executed / setup.mesh.size / device.flops, f'{device.flops / 1e12:.4g} TFLOP/s, bfloat16'),
         'memory': (moved / device.bandwidth, f'{_bytes(moved)} {of}, {device.bandwidth / 1e9:.4g} GB/s'),
-        'links': (sum(entry.bytes for entry in exchanged) / device.links, f'{device.links / 1e9:.4g} GB/s'),
     }
+    if exchanged is not None:
+        sent = sum(entry.bytes for entry in exchanged)
+        times['links'] = (sent / device.links, f'{device.links / 1e9:.4g} GB/s')
+    without = '' if exchanged is not None else ', without the links'
     least = max(seconds for seconds, _ in times.values())
     tokens = setup.batch_size * setup.length
     rows = [
         *((name, 1e3 * seconds, 'ms', assumed) for name, (seconds, assumed) in times.items()),
-        ('all three at once', 1e3 * least, 'ms', device.source),
-        ('one after the other', 1e3 * sum(seconds for seconds, _ in times.values()), 'ms', None),
-        ('at most', tokens / least, 'tokens/s', 'all three at once'),
+        *([('links', None, None, 'not known without its compiler')] if exchanged is None else []),
+        ('all at once', 1e3 * least, 'ms', f'{device.source}{without}'),
+        ('one after the other', 1e3 * sum(seconds for seconds, _ in times.values()), 'ms', without[2:] or None),
+        ('at most', tokens / least, 'tokens/s', f'all at once{without}'),
     ]
     return Table('roofline', columns, rows, title)
 

@@ -116,7 +116,7 @@ def find_libtpu() -> None:
     if importlib.util.find_spec('libtpu') is None:
         raise UserError(
             f'the compiler for TPUs, libtpu, is neither installed nor in {apart}; '
-            f'make {apart}/complete puts it there, or pip install libtpu'
+            'make .venv/libtpu/complete puts it there in a checkout with .venv, or pip install libtpu'
         )
     # The only way to keep it from asking which TPU this machine is, and from claiming the machine for itself.
     os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}

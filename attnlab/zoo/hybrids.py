@@ -59,6 +59,7 @@ HYBRIDS = {
         streaming=True,
         packed=True,
         sequence=True,
+        smallest_state=8,
         notes=(
             'Linear attention with the Taylor map on keys of 16 channels, and attention in a window, by turns; '
             'products of two channels are kept once, 153 features instead of 273. The models of the paper have gated '

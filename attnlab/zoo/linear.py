@@ -109,6 +109,7 @@ LINEAR = {
         streaming=True,
         packed=True,
         sequence=True,
+        smallest_state=128,
         notes=(
             'RMSNorm on heads and no bias in the gate, as in the released code; the paper writes LayerNorm and a bias. '
             'The paper has four heads, and is causal only. init=paper starts all linear maps with a standard deviation '
@@ -367,6 +368,7 @@ LINEAR = {
         streaming=True,
         packed=True,
         sequence=True,
+        smallest_state=128,
         notes=(
             'The lower bound of the forget gate is a number, gates.lower_bound, zero as in the first layer of the '
             'paper, which learns one for every layer, increasing with depth. The paper has heads of 128 channels. '
@@ -383,6 +385,7 @@ LINEAR = {
         slow=True,
         sequence=True,
         implementations=('reference', 'xla', 'mosaic_tpu'),
+        smallest_state=64,
         notes=(
             'Two passes of linear attention; the first has a memory a slot, whose values have one channel, which the '
             'kernel for GPUs does not take. 64 slots and four heads in the paper. init=paper starts linear maps with a '
@@ -488,6 +491,7 @@ LINEAR = {
         streaming=True,
         packed=True,
         sequence=True,
+        smallest_state=256,
         notes=(
             'Values twice as wide as keys, as in the paper. Eigenvalues below zero: gates.scale=2. The strength of '
             'writes has a bias in the code of the authors, none here and in flash-linear-attention. init=paper leaves '
@@ -542,6 +546,7 @@ LINEAR = {
         streaming=True,
         packed=True,
         sequence=True,
+        smallest_state=128,
         notes=(
             'The mixer of Kimi Linear without its layers of attention. The rank of the output gate is a sixteenth of '
             'the width, which is the channels of a head at the size of the paper. init=paper starts linear maps and '
@@ -567,6 +572,7 @@ LINEAR = {
         streaming=True,
         packed=True,
         sequence=True,
+        smallest_state=256,
         notes=(
             'Two writes a token, with eigenvalues down to -1. Sizes are those of gated_delta_net. init=paper starts '
             'linear maps and convolutions with a standard deviation of 0.02, as the released code does.'
@@ -602,6 +608,7 @@ LINEAR = {
         streaming=True,
         packed=True,
         sequence=True,
+        smallest_state=128,
         notes=(
             'kda with a strength for every channel of keys that erase and of values that are written, and SiLU for the '
             'output gate, as in the code of the authors; flash-linear-attention has the sigmoid of kda: '
@@ -629,6 +636,7 @@ LINEAR = {
         streaming=True,
         packed=True,
         sequence=True,
+        smallest_state=256,
         notes=(
             'The memory is erased before it decays, and by a part, learned for every head, of the key of length one. '
             'In the released code a norm undoes that part: gates=WriteStrength. What queries are corrected by is one '
@@ -655,6 +663,7 @@ LINEAR = {
         streaming=True,
         packed=True,
         sequence=True,
+        smallest_state=256,
         notes=(
             'gated_delta_net that writes along keys scaled by a running second moment of their channels. The form with '
             'a decay for every channel: decay=LowRankStepDecay. init=paper starts linear maps and convolutions with a '

@@ -97,8 +97,9 @@ class Recipe:
         `reduced` sets heads and window besides.
       knobs: the arguments that matching may adjust: 'heads', how many heads there are or how wide each is, and 'state',
         what sets the size of the state.
-      smallest_state: the smallest value of the argument that sets the state in the paper's experiments, or 8; matching
-        goes below it only when told to.
+      smallest_state: the smallest value of the argument that sets the state in what is known of the paper's
+        experiments; `None`: not known, and the recipe's own counts. Matching goes below it, and below the recipe's own,
+        only when told to.
       start: what the paper starts from, which `init=paper` of a config follows; `None`: nothing is known that differs.
       hierarchy: the stages of the paper's model, where it has stages.
       slow: so long to compile that most of its properties are checked by nightly tests alone.
@@ -124,7 +125,7 @@ class Recipe:
     layer: Layer = MixerAndMLP()
     small: Mapping[str, Any] = MappingProxyType({})
     knobs: Mapping[str, str] = MappingProxyType({'heads': 'heads', 'state': 'key_dim'})
-    smallest_state: int = 8
+    smallest_state: int | None = None
     start: Start | None = None
     hierarchy: Hierarchy | None = None
     slow: bool = False

@@ -27,7 +27,7 @@ def figure(rows):
 def table(rows):
     """A line a recipe and start; the difference is that to attnlab's own start with the same seed."""
     found = by_start(rows)
-    lines = [['recipe', 'start', 'nats/byte', 'less framework’s', 'seeds']]
+    lines = [['recipe', 'start', 'nats/byte', 'minus attnlab’s own start', 'seeds']]
     for (recipe, start), seeds in found.items():
         own = found.get((recipe, OWN), {})
         paired = [seed['loss'] - own[number]['loss'] for number, seed in seeds.items() if number in own]

@@ -149,9 +149,28 @@ def test_states():
 def test_a_state_below_the_range_of_its_paper_is_refused_unless_told():
     settings = {'by': 'state_bytes@64', 'target': 100_000.0, 'tolerance': 0.02, 'knobs': ZOO['mamba2'].knobs}
     smallest = ZOO['mamba2'].smallest_state
-    with pytest.raises(UserError, match='wants state 8, and the smallest that its paper tries is 16; --below_range'):
+    refused = r'wants state 8 \(its own: 128\), and the smallest that its paper tries is 16; --below_range takes it'
+    with pytest.raises(UserError, match=refused):
         match(config('mamba2'), **settings, smallest_state=smallest)
     assert shown(match(config('mamba2'), **settings).adjusted) == 'state 8 (its own: 128)'
+
+
+@pytest.mark.parametrize(('name', 'tries'), [('gla', 'is 128'), ('retnet', 'is not known')])
+def test_a_state_below_the_recipes_own_is_refused_though_its_paper_tries_only_larger_ones(name, tries, tmp_path):
+    with (smaller := config(name)).unlocked():
+        smaller.model.stack.blocks[0].mixer.key_dim = 8
+    target = str(measure('state_bytes@64')(prepare(smaller)))
+    rest = ('state_bytes@64', target, 0.01, tmp_path, Printer(Console(quiet=True)))
+    refused = rf'{name}: state_bytes@64 = \d+ wants key_dim 8 \(its own: \d+\), and the smallest .* tries {tries}'
+    with pytest.raises(UserError, match=refused):
+        match_recipes({name: config(name)}, *rest)
+    found = match_recipes({name: config(name)}, *rest, below_range=True)
+    assert found[name].adjusted['key_dim'].value == 8 and found[name].value == float(target)
+
+
+def test_a_state_above_the_recipes_own_is_not_below_any_range():
+    taken = match(config('gla'), 'state_bytes@8192', 100_000.0, 0.01, ZOO['gla'].knobs, smallest_state=None)
+    assert taken.adjusted['key_dim'].value == 48
 
 
 def test_a_state_that_no_argument_sets_is_not_matched_by_others():

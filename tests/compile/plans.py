@@ -45,6 +45,12 @@ COUNTED = 'of the compiled step'
 BEFORE = """\
 Older sections count one turn of such a ring, and as memory the train state and temporaries, read and written once: {}.
 """
+KEEPING = """\
+The sections of v5p are of programs before 26 November 2026, which kept elementwise values for the backward pass and
+merged rows and time in linear maps: steps keep and move less now ([benchmarks.md](benchmarks.md#memory-of-a-step)).
+"""
+OF_THEN = 'all three at once'
+"""What the bound of a step was called before that day; sections made since say 'all at once'."""
 EXPERT = """\
 Sections whose batch names no axis `expert` of the mesh are older than that axis, which has one chip here.
 """
@@ -87,6 +93,8 @@ def write(found: dict[str, str]) -> None:
     if older:
         names = re.findall(r'zoo=(\w+).*?topology=(\S+)', '\n'.join(older))
         text += [BEFORE.format(', '.join(f'{recipe} on {topology}' for recipe, topology in names))]
+    if any(OF_THEN in body for body in made.values()):
+        text += [KEEPING]
     if any("'expert'" not in body for body in made.values()):
         text += [EXPERT]
     text += [ONE_GPU, fits(), '']

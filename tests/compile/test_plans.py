@@ -28,6 +28,14 @@ def test_sections_that_are_not_made_anew_stay(tmp_path, monkeypatch):
     assert plans.DOCUMENT.read_text().count(plans.NOT_MADE) == 4
 
 
+def test_sections_of_programs_that_kept_more_are_said_to_be_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(plans, 'DOCUMENT', tmp_path / 'plans.md')
+    line = plans.command('mha', 'v5p:2x2x4')
+    for bound, said in ('all three at once', True), ('all at once', False):
+        plans.write({line: plans.section(f'{bound}\t1,627\tms')})
+        assert ('before 26 November 2026' in plans.DOCUMENT.read_text()) == said
+
+
 def test_the_page_is_of_the_commands_that_are_named(tmp_path, monkeypatch):
     made, page = plans.sections(), plans.DOCUMENT.read_text()
     monkeypatch.setattr(plans, 'DOCUMENT', tmp_path / 'plans.md')

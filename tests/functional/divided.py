@@ -167,9 +167,11 @@ KERNELS = (
     'linear attention, scalar',
     'linear attention, vector',
     'delta rule',
+    'delta rule with erase keys',
+    'diagonal plus low rank',
     'cross entropy',
 )
-"""A call of every core that has kernels and is divided over devices."""
+"""A call of every core that has kernels and is divided over devices, and of what one does by kernels of its own."""
 
 GROUPS = {'q': noise('q', B, T, H, K), 'k': noise('k', B, T, 2, K), 'v': noise('v', B, T, 2, V)}
 

@@ -1,6 +1,11 @@
 """Plans of runs on devices that are not there."""
 
+import importlib.util
 import io
+import pathlib
+import re
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -14,6 +19,8 @@ from attnlab.train.hardware import hardware
 from attnlab.train.setup import prepare
 from configs import language, long_range
 from pallas_kernels import target
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def test_plan_for_gpus_names_memory_kernels_and_an_estimate():
@@ -29,6 +36,23 @@ def test_plan_for_gpus_names_memory_kernels_and_an_estimate():
     assert 'residual convolutions stand at AC of layers' in text
     assert '989 TFLOP/s' in text
     assert 'no layer is Attention: config.model.stack.depth is 1, the pattern has 2 layers' in text
+    # Collectives are not known: none are taken for 0, nor is a bound said to have them.
+    rows = {line.partition('\t')[0]: ' '.join(line.split()) for line in text.splitlines()}
+    assert rows['links'] == 'links not known without its compiler'
+    assert rows['at most'].endswith('tokens/s all at once, without the links')
+    assert rows['one after the other'].endswith('ms without the links')
+
+
+def test_a_compiler_for_tpus_that_is_missing_is_had_by_the_command_that_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+    monkeypatch.setattr(sys, 'prefix', str(tmp_path / '.venv'))
+    with pytest.raises(UserError, match='libtpu, is neither installed nor in') as refused:
+        topologies.find_libtpu()
+    (goal,) = re.findall(r'make (\S+)', str(refused.value))
+    # Of another path make has a rule too, that installs nothing.
+    lock = 'requirements-tpu.lock'
+    made = subprocess.run(['make', '-n', '-W', lock, goal], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert f'-r {lock}' in made.stdout
 
 
 def test_a_run_that_does_not_fit_says_so_and_by_how_much_before_it_is_compiled():
