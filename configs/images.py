@@ -22,6 +22,11 @@
 `size` is `tiny`, minutes on 2 CPU cores, or `small`, for an accelerator. Recipes with a bidirectional form are trained
 in it; others read from left to right.
 
+`system=activator` has layers without a mixer in the place of a recipe's (`attnlab.blocks.mixerless`): a gated network,
+both of whose factors are normalised, and a plain one of as many hidden channels, twice the width, after one norm;
+`system=activator_gates` has the gated one alone. No token meets another before the mean of the patches, and without
+positions, which are added where `positions` says so, their order changes nothing.
+
 `layout=pyramid` puts the layers at falling resolutions and rising widths: each has half the sides and twice the width
 of that before, the last the width of `size`. `layout=paper` is the hierarchical model of the recipe's paper in its own
 widths, depths and heads, with the patches of `data` and the training of `size` (swin: Swin-T, pvt: PVT-Tiny).
@@ -43,15 +48,15 @@ the mixture of two, a piece of another; of the last two one is drawn for every i
 a class token) and, for `segments`, images with the classes of their patches and those found (`figures/segmented.png`).
 
 `stem=linear|overlap|conv` maps patches, and `positions=learned|sinusoidal|none` are added to them; left out, they are
-the paper's where the layout is, else linear and learned. `token=mean|first|middle` says what a prediction about an
-image is read from: the mean of the patches, the default, or a class token, which recipes on grids and layouts of
-several resolutions cannot place. `head` is one of those of classes that `attnlab zoo --heads` lists; `optimizer`,
+the paper's where the layout or the system is, else linear and learned. `token=mean|first|middle` says what a prediction
+about an image is read from: the mean of the patches, the default, or a class token, which recipes on grids and layouts
+of several resolutions cannot place. `head` is one of those of classes that `attnlab zoo --heads` lists; `optimizer`,
 `schedule` and `rounding` are as in `configs/language.py`. `config.length` counts pixels, and so do tokens a second;
 `config.model.inputs.patch` joins them to patches (and `config.task.patch`, for `segments`, to tokens of the last
 resolution); of clouds it counts points. `init` is `framework` or `paper`, the initial values of the recipe's paper.
 `conv` says which short convolutions there are, along the rows of patches, as in `configs/language.py`. `norm` is
 `rmsnorm`, `layernorm`, `dyt`, `evonorm_s0` or `none`, of the blocks and the last one, or `evonorm_b0`, whose variances
-are over images, of the blocks alone; left out, it is the paper's where the layout is, else `rmsnorm`.
+are over images, of the blocks alone; left out, it is the paper's where the layout or the system is, else `rmsnorm`.
 """
 
 import dataclasses
@@ -64,7 +69,8 @@ from ml_collections import ConfigDict
 
 from attnlab.blocks.adaptive import AdaptiveBlock
 from attnlab.blocks.block import Block
-from attnlab.blocks.layer import MixerAndMLP
+from attnlab.blocks.layer import MixerAndMLP, WholeLayers
+from attnlab.blocks.mixerless import MixerlessBlock
 from attnlab.config import arguments, build, check_not_given, choose, spec, takes, whole
 from attnlab.data.long_range.dataset import Dataset
 from attnlab.data.long_range.digits import Digits
@@ -89,8 +95,8 @@ from attnlab.models.model import Model
 from attnlab.models.pyramid import Pyramid, Resolution
 from attnlab.models.stack import LinearStack, Stack, stack_spec
 from attnlab.nn.convolutions import PatchMap, PatchMerging
-from attnlab.nn.mlps import MLP, GatedMLP
-from attnlab.nn.norms import NORMS, EvoNormB0, RMSNorm
+from attnlab.nn.mlps import MLP, GatedMLP, NormedGatedMLP
+from attnlab.nn.norms import NORMS, EvoNormB0, LayerNorm, RMSNorm
 from attnlab.nn.pools import MeanPool, OneToken
 from attnlab.nn.positions import GridSinusoids, LearnedPlaces
 from attnlab.run_config import CHOICES, run_config
@@ -184,6 +190,12 @@ class Layout:
     resolutions: int = 1
 
 
+SYSTEMS = {
+    'activator': (spec(NormedGatedMLP), spec(MLP, activation='gelu_exact')),
+    'activator_gates': (spec(NormedGatedMLP),),
+}
+"""The networks of layers without a mixer, by the value of `system=`."""
+
 STEMS: dict[str, type[nnx.Module]] = {'linear': PatchMap, 'overlap': OverlappingMap, 'conv': ConvStem}
 POSITIONS: dict[str, Callable[[], Any]] = {
     'learned': lambda: spec(LearnedPlaces),
@@ -213,7 +225,8 @@ def get_config(arg: str = '') -> ConfigDict:
     """The config of the arguments below and `CHOICES`; an empty stem or positions are the layout's own."""
     chosen = arguments(
         arg,
-        zoo='mha',
+        zoo='',
+        system='',
         conv='0',
         data='digits',
         size='tiny',
@@ -236,9 +249,14 @@ def get_config(arg: str = '') -> ConfigDict:
         norm='',
         **CHOICES,
     )
-    recipe, initialization = initialized(chosen_recipe(chosen['zoo']), chosen['init'])
-    recipe = convolved(recipe, chosen['conv'])
     images, size = _images(chosen), choose(SIZES, 'size', chosen['size'])
+    if chosen['system']:
+        row = _system(size, chosen)
+    else:
+        chosen['zoo'] = chosen['zoo'] or 'mha'
+        row = chosen_recipe(chosen['zoo'])
+    recipe, initialization = initialized(row, chosen['init'])
+    recipe = convolved(recipe, chosen['conv'])
     layout = _normed(_layout(recipe, images, size, chosen, initialization), chosen)
     evaluated = max(1, size.steps // 10)
     evals = (spec(BySlice, cadence=spec(EveryNSteps, n=evaluated), multiples=(1,), examples=images.examples),)
@@ -265,6 +283,19 @@ def get_config(arg: str = '') -> ConfigDict:
         precision=Precision(activations=size.activations),
         start=spec(FromLearngene, run=chosen['learngene']) if chosen['learngene'] else None,
     )
+
+
+def _system(size: Size, chosen: dict[str, str]) -> Recipe:
+    """The layers of a system. Raises `UserError` for arguments that are of recipes, and what mixes tokens besides."""
+    networks = tuple(each.copy_and_resolve_references() for each in choose(SYSTEMS, 'system', chosen['system']))
+    check_not_given(chosen, ('zoo', 'norm', 'told'), f'is of recipes; system={chosen["system"]} has layers of its own')
+    usual = {'conv': '0', 'layout': 'flat', 'token': 'mean'}
+    given = [f'{name}={chosen[name]}' for name, value in usual.items() if chosen[name] != value]
+    if given:
+        raise UserError(f'system={chosen["system"]} mixes no tokens and has one width; it takes no {", ".join(given)}')
+    for network in networks:
+        network.hidden = 2 * size.dim
+    return Recipe(spec=spec(MixerlessBlock, networks=networks), cite='', packed=True, layer=WholeLayers())
 
 
 def _images(chosen: dict[str, str]) -> Images:
@@ -456,7 +487,8 @@ def _flat(recipe: Recipe, images: Images, size: Size, chosen: dict[str, str], in
     mixers = _mixers(recipe, size.heads, size.window, length)
     kind, parts = choose(LAYERS, 'layers', chosen['layers']), {'mlp': spec(GatedMLP), 'initialization': initialization}
     stack = stack_spec(mixers, kind=kind, layer=recipe.layer, depth=size.depth, **parts)
-    return Layout(stack=stack, dim=size.dim)
+    own = {'norm': spec(LayerNorm), 'positions': 'none'} if chosen['system'] else {}
+    return Layout(stack=stack, dim=size.dim, **own)
 
 
 def _pyramid(recipe: Recipe, images: Images, size: Size, initialization: ConfigDict) -> Layout:

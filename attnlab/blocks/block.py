@@ -42,7 +42,15 @@ class Step(NamedTuple):
 
 
 class PreNorm(Module):
-    """A block of pre-norm branches, `x += branch(norm(x))`, in sequence."""
+    """A block of pre-norm branches, `x += branch(norm(x))`, in sequence; it is called as a mixer is."""
+
+    @abc.abstractmethod
+    def __call__(self, streams: Streams, ctx: Context, state: State | None = None) -> tuple[Streams, State | None]:
+        """Returns `(streams, state)`, by the contract of a mixer."""
+
+    @abc.abstractmethod
+    def init_state(self, batch: int, length: int, dtype: DTypeLike) -> State:
+        """Returns the state before the first token, by the contract of a mixer."""
 
     @abc.abstractmethod
     def steps(self, streams: Streams, ctx: Context, state: State | None = None) -> Iterator[Step]:

@@ -2,8 +2,10 @@
 
 It is a folder with two files of Python. `sweep.py` has `runs(size)`, a list of `Run`, and `measure(finished)`, which
 returns plain data about a `Finished` one; or it has `studies(size)`, see `attnlab.experiment.studies`. `plot.py` has
-`figure(results)` and, for runs, `table(results)`, a list of lines of text cells, the heading first. An experiment that
-repeats a published result has `published(size)` in `sweep.py` in place of it: see `attnlab.experiment.published`.
+`figure(results)` and, for runs, `table(results)`, a list of lines of text cells, the heading first; it may have
+`pictures(results)`, which of the pictures that runs left are kept (`attnlab.experiment.results.kept_pictures`). An
+experiment that repeats a published result has `published(size)` in `sweep.py` in place of all: see
+`attnlab.experiment.published`.
 """
 
 import dataclasses
@@ -118,9 +120,13 @@ class Experiment:
         """The configs of its sweeps, as `sweep.py` has them."""
         return called(self.folder / 'sweep.py', 'studies', self.size)
 
+    def root(self, workdirs: pathlib.Path) -> pathlib.Path:
+        """Where its runs, or studies, are kept."""
+        return workdirs / self.folder.name / self.size
+
     def workdir(self, each: Run, workdirs: pathlib.Path) -> pathlib.Path:
         """Where a run is kept."""
-        return workdirs / self.folder.name / self.size / each.label
+        return self.root(workdirs) / each.label
 
 
 def load_module(path: pathlib.Path) -> Any:

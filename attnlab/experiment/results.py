@@ -2,6 +2,7 @@
 
 import json
 import math
+import pathlib
 import platform
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,6 +45,24 @@ def write_figure(experiment: Experiment, figure: Figure) -> None:
     path = experiment.folder / 'results' / f'{experiment.size}.png'
     with files.replacing(path) as temporary:
         figure.savefig(temporary, format='png', dpi=120, metadata={'Software': None})
+
+
+def kept_pictures(experiment: Experiment, plot: Any, rows: Sequence[Measurements], root: pathlib.Path) -> str:
+    """Copies pictures that runs left in `root` to `results/SIZE/NAME.png`; returns the row of a README that shows them.
+
+    `pictures(rows)` of `plot.py`, where it has that function, gives the path in `root` of every picture, by name. What
+    was copied before is shown where its run is gone; a picture that is in neither place, as of a run that was measured
+    before pictures were kept, is not.
+    """
+    named = plot.pictures(rows) if hasattr(plot, 'pictures') else {}
+    folder, there = pathlib.Path('results') / experiment.size, []
+    for name, path in named.items():
+        kept = folder / f'{name}.png'
+        if (root / path).exists():
+            files.write(experiment.folder / kept, (root / path).read_bytes())
+        if (experiment.folder / kept).exists():
+            there.append((name, f'![{name}]({kept.as_posix()})'))
+    return markdown([list(line) for line in zip(*there, strict=True)])
 
 
 def write_readme(experiment: Experiment, text: str) -> None:

@@ -23,6 +23,7 @@ from attnlab.experiment.experiment import Experiment, Finished, Run, error_line,
 from attnlab.experiment.published import PublishedPlot, claims_of
 from attnlab.experiment.results import (
     Measurements,
+    kept_pictures,
     markdown,
     of_other_python,
     provenance,
@@ -131,7 +132,7 @@ def report_experiment(experiment: Experiment, workdirs: pathlib.Path, command: s
         baselines = []
     else:
         baselines = baselines_of(runs)
-    _report(experiment, found, planned, command, baselines)
+    _report(experiment, found, planned, command, baselines, experiment.root(workdirs))
     console.print(
         f'written: {experiment.folder}/README.md, results/{experiment.size}.json, results/{experiment.size}.png'
     )
@@ -224,6 +225,7 @@ def _report(
     planned: int,
     command: str,
     baselines: Sequence[Measurements] | None,
+    root: pathlib.Path,
 ) -> None:
     """The results from numbers as they are written, so that anyone can make them again from the JSON."""
     found = [rounded(one) for one in found]
@@ -234,6 +236,7 @@ def _report(
     if whole:
         write_figure(experiment, plot.figure(whole))
     table = markdown(plot.table(whole) if whole else [])
+    pictures = kept_pictures(experiment, plot, whole, root) if whole else ''
     failures = [f'{one["label"]} did not come to its end: {one["failed"]}.' for one in found if 'failed' in one]
     said = [*beside(baselines), *failures, provenance(found, planned, command)]
-    write_readme(experiment, '\n\n'.join([table, *said]).strip())
+    write_readme(experiment, '\n\n'.join(filter(None, [table, pictures, *said])))

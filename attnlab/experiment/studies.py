@@ -34,6 +34,7 @@ from attnlab.errors import UserError, nearest
 from attnlab.experiment.experiment import Experiment, load_module
 from attnlab.experiment.results import (
     Measurements,
+    kept_pictures,
     markdown,
     of_other_python,
     provenance,
@@ -129,7 +130,7 @@ def report_studies(experiment: Experiment, workdirs: pathlib.Path, command: str,
             write_results(
                 experiment, {key: whole[key] for key in whole if key != 'studies'}, 'studies', whole['studies']
             )
-        _report(experiment, whole)
+        _report(experiment, whole, experiment.root(workdirs))
         console.print(f'written: {experiment.folder}/README.md, results/{experiment.size}.png')
         return
     missing = [folder for folder in folders if not (folder / 'sweep.json').exists()]
@@ -147,7 +148,7 @@ def report_studies(experiment: Experiment, workdirs: pathlib.Path, command: str,
     made = provenance([_made(folder) for folder in folders], len(folders), command, 'studies')
     facts = {'experiment': experiment.folder.name, 'size': experiment.size, 'command': command, 'made': made}
     write_results(experiment, facts | {'reports': rounded(reports)}, 'studies', [rounded(study) for study in studies])
-    _report(experiment, written_results(experiment))
+    _report(experiment, written_results(experiment), experiment.root(workdirs))
     names = f'README.md, results/{experiment.size}.json, results/{experiment.size}.png'
     console.print(f'written: {experiment.folder}/{names}')
 
@@ -179,10 +180,12 @@ def _baselines(kept: Measurements, bases: Mapping[str, ConfigDict]) -> Measureme
     return rounded(dict(trivial_scores(bases[kept['report']], ranked_metric([row], row.metric, row.score))))
 
 
-def _report(experiment: Experiment, results: Mapping[str, Any]) -> None:
+def _report(experiment: Experiment, results: Mapping[str, Any], root: pathlib.Path) -> None:
     """The figure and the tables from numbers as they are written, so that anyone can make them again."""
-    write_figure(experiment, load_module(experiment.folder / 'plot.py').figure(results['studies']))
-    write_readme(experiment, '\n\n'.join([*tables(results), results['made']]))
+    plot = load_module(experiment.folder / 'plot.py')
+    write_figure(experiment, plot.figure(results['studies']))
+    pictures = kept_pictures(experiment, plot, results['studies'], root)
+    write_readme(experiment, '\n\n'.join(filter(None, [*tables(results), pictures, results['made']])))
 
 
 def tables(results: Mapping[str, Any]) -> list[str]:
@@ -261,7 +264,7 @@ def _by_slice(runs: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
 
 def _folders(experiment: Experiment, workdirs: pathlib.Path) -> dict[pathlib.Path, ConfigDict]:
     """The config of every study, by where it is kept."""
-    root = workdirs / experiment.folder.name / experiment.size
+    root = experiment.root(workdirs)
     reports: Studies = experiment.studies()
     return {root / report / name: config for report, studies in reports.items() for name, config in studies.items()}
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from flax import nnx
 
-from attnlab.blocks.block import Block
+from attnlab.blocks.block import PreNorm
 from attnlab.blocks.residual import Streams
 from attnlab.context import Context
 from attnlab.mixers.mixer import Mixer
@@ -14,7 +14,7 @@ from attnlab.models.stack import Stack
 from attnlab.typing import Features, Tokens
 
 
-def layers(model: Any) -> Iterator[tuple[int, Block | Mixer]]:
+def layers(model: Any) -> Iterator[tuple[int, PreNorm | Mixer]]:
     """The layers of a model in order, by number, each a copy. Raises `UserError` where it is not of one stack."""
     yield from enumerate(one_stack(model).layers())
 

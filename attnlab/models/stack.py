@@ -14,7 +14,7 @@ from jaxtyping import Int, Shaped
 from ml_collections import ConfigDict
 
 from attnlab.blocks.alignment import Alignment
-from attnlab.blocks.block import Block, Stage, stages
+from attnlab.blocks.block import Block, PreNorm, Stage, stages
 from attnlab.blocks.layer import Layer, MixerAndMLP
 from attnlab.blocks.residual import Plain, Residual, Streams
 from attnlab.config import spec
@@ -59,7 +59,7 @@ class Stack(Module):
         dim: int,
         *,
         depth: int,
-        blocks: tuple[Callable[..., Block | Mixer], ...],
+        blocks: tuple[Callable[..., PreNorm | Mixer], ...],
         residual: Callable[..., Residual] = Plain,
         initialization: Initialization = Initialization(),
         alignment: Alignment | None = None,
@@ -151,7 +151,7 @@ class Stack(Module):
         """One state per layer, in order."""
         return tuple(layer.init_state(batch, length, dtype) for layer in self.layers())
 
-    def layers(self) -> Iterator[Block | Mixer]:
+    def layers(self) -> Iterator[PreNorm | Mixer]:
         """The blocks in order, each with its own slice of the stacked parameters."""
         split = self.stacked()
         sliced = [_unstack(state) for _, state in split]
@@ -163,7 +163,7 @@ class Stack(Module):
         repeat, place = divmod(layer, len(self.blocks))
         return place, repeat
 
-    def pattern(self) -> list[tuple[Block | Mixer, range]]:
+    def pattern(self) -> list[tuple[PreNorm | Mixer, range]]:
         """The blocks of the pattern as they are stored, each with the layers that it is."""
         return list(zip(self.blocks, _layers_of_pattern(self.depth, len(self.blocks)), strict=True))
 
@@ -176,7 +176,7 @@ class Stack(Module):
         self.check_own()
         split = self.stacked()
 
-        def alone(place: int, repeat: int) -> Block | Mixer:
+        def alone(place: int, repeat: int) -> PreNorm | Mixer:
             graphdef, state = split[place]
             return nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[repeat : repeat + 1], state))
 
@@ -340,7 +340,7 @@ def _short(value: Any) -> Any:
     return value.target.rpartition('.')[2] if isinstance(value, ConfigDict) else value
 
 
-def _stacked(block: Callable[..., Block | Mixer], dim: int, keys: Array) -> Block | Mixer:
+def _stacked(block: Callable[..., PreNorm | Mixer], dim: int, keys: Array) -> PreNorm | Mixer:
     """Blocks made from each of the keys, as one block with stacked parameters."""
     return nnx.vmap(lambda key: block(dim, rngs=nnx.Rngs(params=key)))(keys)
 
@@ -351,7 +351,7 @@ def _first_branches(blocks: nnx.List, depth: int) -> list[int]:
     return [0, *np.cumsum([counts[layer % len(counts)] for layer in range(depth)]).tolist()]
 
 
-def _connect(block: Block | Mixer, residual: Residual, firsts: Int[Array, 'l'], keys: Array) -> None:
+def _connect(block: PreNorm | Mixer, residual: Residual, firsts: Int[Array, 'l'], keys: Array) -> None:
     """Gives the branches of stacked blocks their connections; `firsts` are the indices of their first branches."""
     if type(residual) is Plain:
         return

@@ -62,8 +62,8 @@ class NormedGatedMLP(Module):
     """Activator: a gated network whose two factors are normalised, `y = (n(f(x W_g)) * n(x W_u)) W_d`, with biases.
 
     `n` is one layer norm for both. The paper has it in the place of attention, before an ungated network, so that its
-    models mix no tokens: here it is a channel mixer. Widths are those of `GatedMLP`. Abdullah and Aydin 2024,
-    https://arxiv.org/abs/2405.15953. Raises `UserError` for an unknown activation.
+    models mix no tokens (`attnlab.blocks.mixerless`); it is a channel mixer besides. Widths are those of `GatedMLP`.
+    Abdullah and Aydin 2024, https://arxiv.org/abs/2405.15953. Raises `UserError` for an unknown activation.
     """
 
     def __init__(

@@ -87,7 +87,8 @@ SPATIAL = {
         knobs=HEADS,
         notes=(
             'With the relative bias of the paper, which fused kernels of the authors have left out. Keys are gathered, '
-            'in plain JAX; `dilation=2` is DiNAT. Grids with an axis shorter than `side * dilation` are refused.'
+            'in plain JAX; `dilation=2` is DiNAT. Grids with an axis shorter than `side * dilation` are refused. The '
+            'strided form, in which blocks of queries share their keys, is left out.'
         ),
     ),
     'pvt': Recipe(
@@ -117,7 +118,10 @@ SPATIAL = {
         grid=True,
         small={'reduction': spec(PooledReduction, side=3)},
         knobs=HEADS,
-        notes='49 keys whatever the size of the grid.',
+        notes=(
+            '49 keys whatever the size of the grid. Without the convolution within the channel mixers of PVTv2; its '
+            'overlapping patches are `stem=overlap` of configs/images.py, without those between resolutions.'
+        ),
     ),
     'embedding_free': Recipe(
         spec=spec(EmbeddingFreeAttention),
@@ -127,7 +131,8 @@ SPATIAL = {
         knobs=HEADS,
         notes=(
             'That of the encoder, at one ratio of pooling, 2. A trained model can be built again with `factor=2`, a '
-            'quarter of the keys: no parameter depends on it.'
+            'quarter of the keys: no parameter depends on it. Without the convolution within the channel mixers, and '
+            'the overlapping patches between resolutions.'
         ),
     ),
     'polarized': Recipe(
@@ -166,7 +171,8 @@ SPATIAL = {
             'The means of windows are those of the paper: the released code flattens places and channels before it '
             'pools, which mixes them where there are several windows. At one ratio, 2; the paper has 8, 4, 2, 1 by '
             'stage. The width must be a multiple of 16, and heads divide seven sixteenths of it. Grids that a '
-            'reflection cannot fill up to whole windows are refused.'
+            'reflection cannot fill up to whole windows are refused. Without the convolution within the channel '
+            'mixers, and the overlapping patches between resolutions.'
         ),
     ),
     'vig': Recipe(
@@ -194,7 +200,8 @@ SPATIAL = {
             '(`voxels=occupied` of configs/images.py): windows and convolutions then read occupied ones alone, as '
             'those of sparse points do, at the cost of all. Two layers, of windows and of shifted ones, repeated. '
             'Layer norms stand where the paper normalises over the batch, and offsets are whole tokens, where points '
-            'of the paper have places between voxels.'
+            'of the paper have places between voxels. Layers are of one width and resolution, where the paper has them '
+            'in the first half of a U-Net, with pooling on coarser grids between.'
         ),
     ),
     'segman': Recipe(
@@ -222,8 +229,8 @@ SPATIAL = {
         slow=True,
         notes=(
             '`agent` on images: pools, biases and the convolution of values in two dimensions. Without the tables of '
-            'whole rows and columns, which are as long as one grid has sides: interpolated they would add nothing to '
-            'those of 7 x 7 places. init=paper is that of `agent`.'
+            'whole rows and columns, which are as long as one grid has sides and fit no other: on grids of more than '
+            '7 tokens a side biases are coarser than those of the paper. init=paper is that of `agent`.'
         ),
         start=NARROW,
     ),

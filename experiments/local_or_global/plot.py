@@ -5,6 +5,9 @@ import numpy as np
 from attnlab.compare.axes import styles
 from attnlab.experiment.results import dashed, panels
 
+PICTURED = 'count'
+"""The task of which pictures are kept, as in `sweep.py`."""
+
 
 def figure(studies):
     """A column a mixer: its fresh seeds as points and their mean as a bar; dashed lines are trivial predictors."""
@@ -36,3 +39,12 @@ def figure(studies):
         axis.tick_params(axis='x', labelsize=6)
         axis.legend(frameon=False, fontsize=6)
     return figure
+
+
+def pictures(studies):
+    """What the token in the middle of an image has seen in the first fresh seed of every mixer."""
+    return {
+        study['study']: f'{PICTURED}/{study["study"]}/confirm/trials/0000/figures/receptive_field.png'
+        for study in studies
+        if study['report'] == PICTURED
+    }

@@ -7,6 +7,8 @@ from types import MappingProxyType
 
 from attnlab.config import spec
 from attnlab.configuration import config_of
+from attnlab.evals.cadence import EveryNSteps
+from attnlab.evals.pictures import ReceptiveField
 from attnlab.experiment.splits import of_splits
 from attnlab.sweep.search import GridSearch
 from attnlab.sweep.space import Grid
@@ -14,6 +16,9 @@ from attnlab.sweep.sweep import sweep_config
 
 CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
 TASKS = ('count', 'same_different', 'connected')
+
+PICTURED = 'count'
+"""The task of which it is drawn what a token has seen, once trained: that which all mixers learn."""
 
 HIDDEN = MappingProxyType(
     {
@@ -137,5 +142,7 @@ def config(task, recipe, hidden, size):
             found.model.inputs.patch, found.steps = small.patch, small.steps
             found.checkpoint.every = small.steps
         found.evals = of_splits(2000, every=found.steps)
+        if task == PICTURED:
+            found.evals = (*found.evals, spec(ReceptiveField, cadence=spec(EveryNSteps, n=found.steps)))
         found.report.update(every=found.steps // 20, tensorboard=False)
     return found

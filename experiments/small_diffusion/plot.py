@@ -42,6 +42,18 @@ def figure(rows):
     return figure
 
 
+def pictures(rows):
+    """What the first seed of every recipe drew at the better rate; of attention also with an eighth of the keys."""
+    found = {}
+    for name, seeds in better(rows).items():
+        drawn = f'{seeds[0]["label"]}/drawn'
+        found[name] = f'{drawn}/all_keys/drawn.png'
+        for kept in seeds[0].get('reused', {}):
+            keys = f'0.125-{kept.replace(" ", "_")}'
+            found[f'{name}-{keys}'] = f'{drawn}/{keys}/drawn.png'
+    return found
+
+
 def table(rows):
     """A line a recipe and number of steps; then a line a share of keys and what is kept."""
     lines = [['drawn by', 'steps', 'keys', 'accuracy', 'score', 'deviations off', 'distance', 'tokens/s', 'seeds']]

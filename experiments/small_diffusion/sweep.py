@@ -54,6 +54,9 @@ COUNT = {'cpu': 100, 'full': 1_000}
 """Images drawn for every number that is measured."""
 
 SHARES = (0.5, 0.25, 0.125, 0.0625)
+ALL = 'all_keys'
+"""The name of what is drawn with all keys."""
+
 KEPT = ('mass and residual', 'mass', 'nothing')
 
 
@@ -129,15 +132,27 @@ def measure(finished: Finished):
     for steps in STEPS:
         plain = Drawings(AtEnd(), count=count, steps=steps)
         found['drawn'][steps], whole = judged(finished, loaded, plain)
+        keep(finished.workdir, loaded.setup, plain, whole, ALL)
     if finished.parts[0] == REUSED:
         found['reused'] = {kept: {} for kept in KEPT}
         for kept in KEPT:
             for share in SHARES:
                 few = dataclasses.replace(plain, reuse=Reuse(share=share, kept=kept))
                 said, images = judged(finished, loaded, few)
+                keep(finished.workdir, loaded.setup, few, images, few_keys(share, kept))
                 apart = float(np.sqrt(np.mean((images - whole) ** 2)))
                 found['reused'][kept][share] = said | {'distance': apart}
     return found
+
+
+def few_keys(share, kept):
+    """The name of what is drawn with few keys."""
+    return f'{share}-{kept.replace(" ", "_")}'
+
+
+def keep(workdir, setup, drawings, images, name):
+    """Writes drawn images side by side, `drawn/NAME/drawn.png`; with all keys those of most steps are left."""
+    drawings.compared(setup, images).draw(workdir / 'drawn' / name)
 
 
 def judged(finished, loaded, drawings):

@@ -30,6 +30,11 @@ def test_metrics_over_operations(run, capsys):
     assert 'operations a token' in capsys.readouterr().out
     found = json.loads((workdir / 'evals' / '2-reduced.json').read_text())
     assert set(found['factors']) == {'1', '2', '4'} and 0 <= found['factors']['4']['all/accuracy'] <= 1
+    # At the ratio of training nothing is changed; with fewer keys the loss is another.
+    assert main(['eval', f'--workdir={workdir}', '--compilation_cache=']) == 0
+    plain = json.loads((workdir / 'evals' / '2.json').read_text())
+    assert found['factors']['1'] == pytest.approx({name: plain[name] for name in found['factors']['1']}, rel=1e-6)
+    assert found['factors']['4']['all/loss'] != pytest.approx(plain['all/loss'], rel=1e-6)
     costs = found['operations_a_token']
     # Of 64 tokens and 8 channels: keys are mapped once each, then scored and added up.
     keys = {'1': 16, '2': 4, '4': 1}

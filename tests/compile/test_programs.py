@@ -76,6 +76,7 @@ def test_a_program_that_is_as_it_was_is_not_compiled_again():
             ('v5e:2x2', 'training step,prefill,decoding step', recipe)
             for recipe in ('nsa', 'uniattn', 'griffin', 'based', 'kda', 'mla', 'sparsemax', 'base_conv', 'samba')
         ),
+        *(('v5e:2x2', 'training step', recipe) for recipe in ('swin', 'vmamba')),
     ],
 )
 def test_programs_are_compiled_for_tpus(topology, programs, recipe):

@@ -132,6 +132,28 @@ def test_tables_and_figure_are_made_again_from_the_numbers_alone(done, tmp_path)
         report_experiment(found, tmp_path / 'runs', 'command', Console(quiet=True))
 
 
+def test_pictures_of_runs_are_kept_beside_the_figure(done, tmp_path):
+    """Of runs that left one; and shown again when the runs are gone."""
+    shutil.copytree(done, tmp_path, dirs_exist_ok=True)
+    folder, left = tmp_path / 'experiments' / 'toy', tmp_path / 'runs' / 'toy' / 'cpu'
+    named = """
+def pictures(rows):
+    return {row['label']: f'{row["label"]}/figures/seen.png' for row in rows}
+"""
+    (folder / 'plot.py').write_text(PLOT + named)
+    (left / 'fast' / 'figures').mkdir(exist_ok=True)
+    (left / 'fast' / 'figures' / 'seen.png').write_bytes(b'picture')
+    assert run(tmp_path) == loop.FINISHED
+    kept, readme = folder / 'results' / 'cpu' / 'fast.png', folder / 'README.md'
+    assert [path.name for path in kept.parent.iterdir()] == ['fast.png'] and kept.read_bytes() == b'picture'
+    shown = '| fast |\n| --- |\n| ![fast](results/cpu/fast.png) |'
+    assert shown in readme.read_text()
+    shutil.rmtree(tmp_path / 'runs')
+    readme.write_text(README)
+    report_experiment(Experiment(folder, 'cpu'), tmp_path / 'runs', 'another command', Console(quiet=True))
+    assert shown in readme.read_text() and kept.read_bytes() == b'picture'
+
+
 def test_what_is_not_measured_is_and_a_stopped_run_leaves_the_rest(done, tmp_path, monkeypatch):
     shutil.copytree(done, tmp_path, dirs_exist_ok=True)
     fast = tmp_path / 'runs' / 'toy' / 'cpu' / 'fast'

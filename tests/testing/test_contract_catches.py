@@ -1,6 +1,7 @@
 """Every check of the contract fails for a mixer that breaks just the promise it is about."""
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -10,13 +11,15 @@ from flax import nnx
 from jax import Array
 
 from attnlab.config import spec
-from attnlab.context import Context
+from attnlab.context import PADDING, Context
 from attnlab.errors import UserError
-from attnlab.mixers.mixer import Mixer
+from attnlab.functional.grids import Grid, flatten, required_grid, unflatten
+from attnlab.mixers.mixer import Mixer, TwoSided
 from attnlab.nn.hashing import Clipped, Codes, Signs
 from attnlab.nn.parameter import buffer
 from attnlab.nn.projections import Linear
-from attnlab.testing.contract import Subject, check_implementations, check_mixer, claimed
+from attnlab.testing.contract import Subject, check_implementations, check_mixer, claimed, on_grid
+from attnlab.testing.contract.grids import nearly_square
 from attnlab.zoo import Recipe
 
 
@@ -300,7 +303,116 @@ class DependsOnTheImplementation(Lag):
         return super().before(x, segments, last) * (1.001 if self.implementation == 'xla' else 1.0)
 
 
+class Crosses(TwoSided):
+    """An honest mixer on grids: every token meets the means of the lines it lies on, empty places left out."""
+
+    def __init__(self, dim: int, *, rngs: nnx.Rngs):
+        self.output = Linear(dim, dim, rngs=rngs)
+
+    def __call__(self, x: Array, ctx: Context, state: None = None) -> tuple[Array, None]:
+        grid = self.grid(ctx)
+        there = unflatten(self.there(ctx)[..., None].astype(x.dtype), grid)
+        image, y = unflatten(x, grid) * there, x
+        for axis in range(1, 1 + len(grid)):
+            count = jnp.maximum(there.sum(axis, keepdims=True), 1)
+            y += flatten(jnp.broadcast_to(image.sum(axis, keepdims=True) / count, image.shape), grid)
+        return self.output(jnp.tanh(y)), None
+
+    def grid(self, ctx: Context) -> Grid:
+        return required_grid(ctx, type(self).__name__)
+
+    def there(self, ctx: Context) -> Array:
+        return ctx.segments_or_ones() != PADDING
+
+
+class IgnoresTheGrid(Crosses):
+    def grid(self, ctx: Context) -> Grid:
+        return nearly_square(math.prod(super().grid(ctx)))
+
+
+class TakesTheShorterAxisForHeight(Crosses):
+    def grid(self, ctx: Context) -> Grid:
+        return tuple(sorted(super().grid(ctx)))  # type: ignore[return-value]
+
+
+class NeedsNoGrid(Crosses):
+    def grid(self, ctx: Context) -> Grid:
+        return nearly_square(ctx.positions.shape[1]) if ctx.grid is None else ctx.grid
+
+
+class SaysLittleWithoutAGrid(Crosses):
+    def grid(self, ctx: Context) -> Grid:
+        if ctx.grid is None:
+            raise UserError('no grid')
+        return ctx.grid
+
+
+class RefusesASide(Crosses):
+    """Refuses 5 x 7, in words that have one of its digits."""
+
+    def grid(self, ctx: Context) -> Grid:
+        if 7 in super().grid(ctx):
+            raise UserError('side 7 does not fit')
+        return super().grid(ctx)
+
+
+class RefusesWhatIsHigh(Crosses):
+    """Cannot be seen to ignore which axis is which, as it refuses the other way round."""
+
+    def grid(self, ctx: Context) -> Grid:
+        grid = super().grid(ctx)
+        if grid[0] > grid[1]:
+            raise UserError(f'a grid of {grid} is higher than wide')
+        return grid
+
+
+class IsNotFiniteOnVolumes(Crosses):
+    def __call__(self, x: Array, ctx: Context, state: None = None) -> tuple[Array, None]:
+        y, _ = super().__call__(x, ctx)
+        return y / (3 - len(self.grid(ctx))), None
+
+
+class ReadsEmptyPlaces(Crosses):
+    def __call__(self, x: Array, ctx: Context, state: None = None) -> tuple[Array, None]:
+        y, _ = super().__call__(x, ctx)
+        return y + 1e-3 * jnp.mean(x, axis=1, keepdims=True), None
+
+
+class SeesNoEmptyPlaces(Crosses):
+    """Mixes nothing, whatever is there."""
+
+    def there(self, ctx: Context) -> Array:
+        return jnp.zeros_like(ctx.segments_or_ones())
+
+
+class DividesByNoTokens(Crosses):
+    def __call__(self, x: Array, ctx: Context, state: None = None) -> tuple[Array, None]:
+        y, _ = super().__call__(x, ctx)
+        there = self.there(ctx)
+        return jnp.where(there[..., None], y, y / there[..., None]), None
+
+
+class MindsThatThereAreSegments(Crosses):
+    def __call__(self, x: Array, ctx: Context, state: None = None) -> tuple[Array, None]:
+        y, _ = super().__call__(x, ctx)
+        return y if ctx.segments is None else 1.001 * y, None
+
+
 CHECKS = claimed(causal=True, bidirectional=True, streaming=True, packed=True)
+GRID_CHECKS = claimed(causal=False, bidirectional=True, streaming=False, packed=False, grid=True, sparse=True)
+CAUGHT_ON_GRIDS = [
+    (IgnoresTheGrid, 'grids', r'24 tokens give the same on \(4, 6\) as on \(6, 4\)'),
+    (TakesTheShorterAxisForHeight, 'grids', '24 tokens give the same'),
+    (NeedsNoGrid, 'grids', 'without ctx.grid it gives an output'),
+    (SaysLittleWithoutAGrid, 'grids', 'without a grid it says no grid'),
+    (RefusesASide, 'grids', r'\(5, 7\) is refused by a sentence that does not name it: side 7'),
+    (RefusesWhatIsHigh, 'grids', r'\(6, 4\) is refused; choose sizes'),
+    (IsNotFiniteOnVolumes, 'grids', r'outputs on \(3, 4, 5\) are wrong'),
+    (ReadsEmptyPlaces, 'sparse', 'what lies at empty places moves others'),
+    (SeesNoEmptyPlaces, 'sparse', 'empty places make no difference'),
+    (DividesByNoTokens, 'sparse', 'outputs are not finite'),
+    (MindsThatThereAreSegments, 'sparse', 'segments without empty places move outputs'),
+]
 CAUGHT = [
     (LooksAhead, 'no look-ahead'),
     (LooksNowhere, 'no look-ahead'),
@@ -357,6 +469,19 @@ def test_a_broken_promise_is_caught_by_its_check(mixer: type[Mixer], name: str):
 
 def test_every_check_has_a_mixer_that_breaks_it():
     assert {name for _, name in CAUGHT} == set(CHECKS)
+
+
+def test_an_honest_mixer_on_grids_passes():
+    check_mixer(Crosses, causal=False, bidirectional=True, streaming=False, packed=False, grid=True, sparse=True)
+
+
+@pytest.mark.parametrize(
+    ('mixer', 'name', 'sentence'), [pytest.param(m, n, s, id=m.__name__) for m, n, s in CAUGHT_ON_GRIDS]
+)
+def test_a_broken_promise_about_grids_is_caught(mixer: type[TwoSided], name: str, sentence: str):
+    with pytest.raises(AssertionError, match=f'^{name}: .*{sentence}'):
+        GRID_CHECKS[name](Subject(on_grid(mixer), causal=False))
+    assert {name for _, name, _ in CAUGHT_ON_GRIDS} == set(GRID_CHECKS) - set(CHECKS)
 
 
 def test_an_implementation_that_differs_is_caught():

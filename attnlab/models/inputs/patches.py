@@ -46,8 +46,12 @@ class OverlappingMap(Module):
 class ConvStem(Module):
     """Convolutions of 3 x 3 pixels in steps of 2, each doubling the channels up to `dim`, and a linear map.
 
-    After every convolution come a layer norm, where the paper normalises over the batch, and GELU. Raises `UserError`
-    unless `patch` is a power of two. Xiao et al. 2021, https://arxiv.org/abs/2106.14881.
+        x <- gelu(norm(conv(x))) for every convolution,   y = x W + b
+
+    Pixels outside count as zero. After every convolution the paper normalises over the batch and takes ReLU, where here
+    are a layer norm and GELU, and its models have one layer less in return; the widths are those of its stem for
+    patches of 16 pixels. Raises `UserError` unless `patch` is a power of two. Xiao et al. 2021,
+    https://arxiv.org/abs/2106.14881.
     """
 
     def __init__(self, channels: int, dim: int, *, patch: int, rngs: nnx.Rngs):

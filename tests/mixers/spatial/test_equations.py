@@ -158,6 +158,26 @@ def test_dilated_neighbours_are_those_of_equal_remainder():
     np.testing.assert_array_equal(full, np.tile(np.arange(9), (9, 1)))
 
 
+def test_dilated_neighbourhoods():
+    """On a grid with as many rows as a side of 3 at a distance of 2 needs, and more columns."""
+    grid, side, dilation = (6, 8), 3, 2
+    mixer = perturbed(NeighbourhoodAttention(DIM, heads=HEADS, side=side, dilation=dilation, rngs=nnx.Rngs(0)))
+    ctx, x = dataclasses.replace(Context.full(1, 48), grid=grid), noise(1, 48, DIM)
+    places = np.stack(np.unravel_index(np.arange(48), grid), axis=-1)
+    apart, seen = places[:, None] - places[None], np.ones((48, 48), bool)
+    for axis, size in enumerate(grid):
+        place = places[:, axis]
+        first = np.clip(place // dilation - 1, 0, size // dilation - side)
+        steps = place[None] // dilation - first[:, None]
+        seen &= (apart[..., axis] % dilation == 0) & (steps >= 0) & (steps < side)
+    assert (seen.sum(axis=1) == side**2).all()
+    q, k, v = np.split(mapped(mixer.qkv, np.asarray(x, np.float64)[0]), 3, axis=1)
+    rows = (apart // dilation + side - 1) @ np.array([2 * side - 1, 1])
+    bias = np.where(seen, np.asarray(mixer.bias[...])[np.where(seen, rows, 0)].transpose(2, 0, 1), -np.inf)
+    found = jax.jit(lambda x: mixer(x, ctx)[0])(x)[0]
+    np.testing.assert_allclose(found, attended(q, k, v, mixer.output, bias), rtol=1e-4, atol=1e-5)
+
+
 def test_a_window_as_large_as_the_grid_is_not_shifted():
     x = inputs()
     found = [outputs(WindowAttention, x, heads=HEADS, side=7, shifted=shifted) for shifted in (False, True)]
@@ -216,7 +236,35 @@ def test_polarized_gates(join):
     z = channels(x) * x
     expected = z + places(x) * x if join == 'parallel' else places(z) * z
     np.testing.assert_allclose(outputs(PolarizedAttention, x, join=join), expected, rtol=1e-10, atol=1e-12)
-    assert (places(x) > 0).all() and (channels(x) < 1).all()
+
+
+def test_the_gate_of_places_has_its_whole_range():
+    """That of the released code does not: a softmax over places is between 0 and 1, where the paper has any number."""
+    gate, x = made(PolarizedAttention)[0].places, 10 * inputs()
+    with jax.enable_x64(True):
+        found = np.asarray(gate(jnp.asarray(x)[None], None))
+    assert found.min() < 0.1 and found.max() > 0.9
+    for size in (0.1, 1, 10, 1e3):
+        released = sigmoid(softmax(mapped(gate.value, size * x) @ mapped(gate.query, size * x).mean(axis=0)))
+        assert released.min() >= 0.5 and released.max() <= sigmoid(1.0)
+
+
+def test_fewer_keys_are_those_of_the_whole_ratio():
+    """`factor` multiplies the ratio, and no variable depends on either."""
+    grid, x = (8, 12), noise(1, 96, DIM)
+    ctx = dataclasses.replace(Context.full(1, 96), grid=grid)
+
+    def run(**sizes):
+        mixer = perturbed(EmbeddingFreeAttention(DIM, heads=HEADS, rngs=nnx.Rngs(0), **sizes))
+        return mixer, np.asarray(jax.jit(lambda x: mixer(x, ctx)[0])(x))[0]
+
+    (mixer, few), (whole, same), (_, more) = run(ratio=2, factor=2), run(ratio=4, factor=1), run(ratio=2)
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(mixer), nnx.state(whole))
+    np.testing.assert_array_equal(few, same)
+    means = np.asarray(x, np.float64).reshape(2, 4, 3, 4, DIM).mean(axis=(1, 3)).reshape(6, DIM)
+    u = mapped(mixer.linear, means)
+    np.testing.assert_allclose(few, attended(np.asarray(x)[0], u, u, mixer.output), rtol=1e-4, atol=1e-5)
+    assert np.abs(few - more).max() > 1e-3
 
 
 def test_grids_that_are_refused():

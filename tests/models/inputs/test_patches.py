@@ -63,6 +63,26 @@ def test_a_stem_of_convolutions_gives_the_grid_of_patches():
         ConvStem(3, 8, patch=3, rngs=nnx.Rngs(0))
 
 
+def test_a_stem_of_convolutions_is_its_equation():
+    """3 x 3 in steps of 2, a norm over channels and GELU, twice; then a linear map."""
+    made, x = patches(patch=4, size=(8, 12), stem=ConvStem, positions=None), noise(1, 96, 3)
+    y = np.asarray(x, np.float64).reshape(8, 12, 3)
+    for conv, norm in zip(made.stem.convs, made.stem.norms, strict=True):
+        taps, bias = (np.asarray(each[...], np.float64) for each in (conv.taps, conv.bias))
+        around, (height, width) = np.pad(y, ((1, 1), (1, 1), (0, 0))), (y.shape[0] // 2, y.shape[1] // 2)
+        y = np.stack(
+            [
+                [np.einsum('yxc,yxcd->d', around[2 * i : 2 * i + 3, 2 * j : 2 * j + 3], taps) for j in range(width)]
+                for i in range(height)
+            ]
+        )
+        y = y + bias - np.mean(y + bias, axis=-1, keepdims=True)
+        y = y / np.sqrt(np.mean(y**2, axis=-1, keepdims=True) + 1e-5) * np.asarray(norm.scale[...])
+        y = np.asarray(jax.nn.gelu(jnp.asarray(y + np.asarray(norm.bias[...]))), np.float64)
+    weight, bias = (np.asarray(each[...], np.float64) for each in (made.stem.linear.weight, made.stem.linear.bias))
+    np.testing.assert_allclose(made(x)[0], y.reshape(6, -1) @ weight + bias, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize('grid', [(4, 6), (2, 3, 2)])
 def test_sinusoids_hold_the_place_on_every_axis(grid):
     width = 4 * len(grid)

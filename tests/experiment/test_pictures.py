@@ -1,0 +1,63 @@
+"""Experiments that keep pictures: where runs leave them is where reports look for them."""
+
+import pathlib
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from attnlab.evals.cadence import AtEnd
+from attnlab.evals.drawn import Drawings
+from attnlab.experiment.experiment import Experiment, load_module
+from attnlab.experiment.results import kept_pictures, written_results
+from attnlab.experiment.studies import report_studies
+from attnlab.sweep.sweep import read
+from attnlab.train.setup import prepare
+
+EXPERIMENTS = pathlib.Path(__file__).parents[2] / 'experiments'
+
+
+def pictures(name, key):
+    folder = EXPERIMENTS / name
+    return load_module(folder / 'plot.py').pictures(written_results(Experiment(folder, 'cpu'))[key])
+
+
+def test_drawn_images_are_left_where_they_are_looked_for(tmp_path):
+    pytest.importorskip('sklearn')
+    sweep = load_module(EXPERIMENTS / 'small_diffusion' / 'sweep.py')
+    setup, images = prepare(sweep.drawing('mha', 'low', 0, 'cpu')), np.zeros((4, 64, 1), np.float32)
+    for name in (sweep.ALL, *(sweep.few_keys(0.125, kept) for kept in sweep.KEPT)):
+        sweep.keep(tmp_path, setup, Drawings(AtEnd(), count=4), images, name)
+    named = pictures('small_diffusion', 'runs')
+    assert list(named) == ['mha', *(f'mha-{sweep.few_keys(0.125, kept)}' for kept in sweep.KEPT), 'lamamba', 'gla']
+    labels = {run.label for run in sweep.runs('cpu')}
+    for name, path in named.items():
+        label, _, left = path.partition('/')
+        assert label in labels and label.startswith(name.partition('-')[0]) and (tmp_path / left).exists()
+
+
+def test_what_tokens_have_seen_is_drawn_and_kept(tmp_path):
+    """Of the first fresh seed of every mixer, on one of the tasks."""
+    studies = Experiment(EXPERIMENTS / 'local_or_global', 'cpu').studies()
+    for report in studies:
+        kinds = [each.target.rpartition('.')[2] for each in read(studies[report]['mha']).base.evals]
+        assert ('ReceptiveField' in kinds) == report.startswith('count')
+    named = pictures('local_or_global', 'studies')
+    assert set(named) == set(studies['count'])
+    assert named['swin'] == 'count/swin/confirm/trials/0000/figures/receptive_field.png'
+    folder = tmp_path / 'experiments' / 'local_or_global'
+    for name in ('sweep.py', 'plot.py', 'README.md', 'results/cpu.json', 'results/cpu/swin.png'):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        here = EXPERIMENTS / 'local_or_global' / name
+        (folder / name).write_bytes(here.read_bytes() if here.exists() else b'picture')
+    (tmp_path / 'configs').symlink_to(EXPERIMENTS.parent / 'configs')
+    experiment = Experiment(folder, 'cpu')
+    report_studies(experiment, tmp_path / 'runs', 'command', Console(quiet=True))
+    assert '![swin](results/cpu/swin.png)' in (folder / 'README.md').read_text()
+    root = tmp_path / 'runs'
+    (root / named['mha']).parent.mkdir(parents=True)
+    (root / named['mha']).write_bytes(b'another')
+    rows = written_results(experiment)['studies']
+    shown = kept_pictures(experiment, load_module(folder / 'plot.py'), rows, root)
+    assert (folder / 'results' / 'cpu' / 'mha.png').read_bytes() == b'another'
+    assert '![mha](results/cpu/mha.png) |' in shown and '![swin]' in shown
