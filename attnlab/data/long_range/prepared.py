@@ -94,16 +94,19 @@ class Prepared(Dataset):
         return {'source': 'prepared', 'name': builder.info.full_name, 'content': hashes(builder)}
 
     def _builder(self) -> Any:
-        folder = pathlib.Path(self.data_dir).expanduser() / self.name
-        versions = sorted(path.parent for path in folder.glob('*/dataset_info.json'))
-        if not versions:
-            elsewhere = '' if self.data_dir == FOLDER else f' --data_dir={shlex.quote(self.data_dir)}'
+        folder = pathlib.Path(self.data_dir).expanduser()
+        elsewhere = '' if self.data_dir == FOLDER else f' --data_dir={shlex.quote(self.data_dir)}'
+        remedy = f'run: attnlab data prepare {self.name}{elsewhere}'
+        if not versions(self.name, folder):
             substitute = preparable(self.name).substitute
             raise UserError(
-                f'{self.name} is not prepared in {folder}; run: attnlab data prepare {self.name}{elsewhere}'
+                f'{self.name} is not prepared in {folder / self.name}; {remedy}'
                 + ('' if substitute is None else f'; {substitute}')
             )
-        return library().builder_from_directory(versions[-1])
+        other = of_another(self.name, folder)
+        if other is not None:
+            raise UserError(f'{folder / self.name} was {other}; {remedy}')
+        return library().builder_from_directory(folder / self.name / version(self.name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +127,27 @@ def preparable(name: str) -> Preparable:
     if name not in DATASETS:
         raise UserError(f'there is no data set {name!r}{nearest(name, DATASETS)}')
     return DATASETS[name]
+
+
+def versions(name: str, data_dir: pathlib.Path) -> list[str]:
+    """The versions of a data set that are prepared in a folder."""
+    return sorted(path.parent.name for path in (data_dir / name).glob('*/dataset_info.json'))
+
+
+def version(name: str) -> str:
+    """The version of a data set that this attnlab prepares, the only one it reads."""
+    library()
+    from attnlab.data.long_range.builders import BUILDERS
+
+    return str(BUILDERS[name].VERSION)
+
+
+def of_another(name: str, data_dir: pathlib.Path) -> str | None:
+    """Who prepared a data set of which other versions alone are in the folder; `None` where the right one is."""
+    found, right = versions(name, data_dir), version(name)
+    if right in found:
+        return None
+    return f'prepared by another attnlab ({", ".join(found)}; this one has {right})'
 
 
 def hashes(builder: Any) -> dict[str, str]:
