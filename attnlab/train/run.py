@@ -126,13 +126,18 @@ def newest_checkpoint(workdir: pathlib.Path) -> int:
 def check_data(workdir: pathlib.Path, data: dict[str, Any], *, other: bool = False) -> None:
     """Checks by their recorded hashes that a run's data are unchanged; `other` allows any.
 
-    Raises `UserError` naming both hashes where they differ.
+    Of a run that recorded none, which a later attnlab would, what stood for them is compared. Raises `UserError` naming
+    what differs, and how.
     """
     recorded = starts(workdir)
     if other or not recorded:
         return
-    before, now = _hashes(recorded[-1]['data']), _hashes(data)
-    for name in sorted(before.keys() & now.keys()):
+    before, now = flatten(recorded[-1]['data']), flatten(data)
+    hashed = data_hashes(data)
+    names = hashed.keys() & before.keys()
+    if hashed and not names:
+        names = {name for name in before.keys() & now.keys() if name.partition('.')[0] in BEFORE_HASHES}
+    for name in sorted(names):
         if before[name] != now[name]:
             raise UserError(
                 f'the data of {workdir} have changed since it was trained: {name} was {before[name]} and is '
@@ -140,7 +145,11 @@ def check_data(workdir: pathlib.Path, data: dict[str, Any], *, other: bool = Fal
             )
 
 
-def _hashes(data: dict[str, Any]) -> dict[str, str]:
+BEFORE_HASHES = ('of', 'python', 'counts')
+"""What runs recorded of drawn examples, passages of Python and folders of images before these had hashes."""
+
+
+def data_hashes(data: Mapping[str, Any]) -> dict[str, str]:
     """The content hashes in a description of data, by dotted path."""
     leaves = flatten(data)
     return {name: str(value) for name, value in leaves.items() if any(word in name for word in ('hash', 'content'))}
