@@ -145,6 +145,34 @@ def test_wandb_that_is_not_installed_is_said_in_one_line(tmp_path, monkeypatch):
         )
 
 
+def test_the_first_step_of_a_start_has_no_part_in_its_speed(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(train_report.time, 'perf_counter', lambda: now[0])
+    monkeypatch.setattr(train_report, 'hardware', lambda kind: None)
+
+    def speeds(start, every, steps):
+        folder = tmp_path / f'{start}-{every}-{steps}'
+        folder.mkdir()
+        settings = {'start': start, 'steps': 20, 'tokens_per_step': 8, 'flops_per_token': None}
+        reporting = Reporting(every=every, tensorboard=False)
+        writer = Report(folder, reporting, **settings, console=Console(file=io.StringIO()))
+        # Before the first step is done it is compiled.
+        now[0] += 60
+        for number in range(start + 1, start + 1 + steps):
+            now[0] += 2
+            writer.step(number, metrics(1.0), 0.5)
+            with writer.paused():
+                now[0] += 30
+        writer.close()
+        lines = read_lines(folder / 'speed.jsonl') if (folder / 'speed.jsonl').exists() else []
+        return [(line['step'], line['tokens_per_second']) for line in lines]
+
+    assert speeds(0, 4, 8) == [(4, 4.0), (8, 4.0)]
+    assert speeds(0, 1, 3) == [(2, 4.0), (3, 4.0)]
+    # Of a start whose first step is the last before a line, nothing is said yet.
+    assert speeds(7, 4, 5) == [(12, 4.0)] and speeds(7, 4, 1) == []
+
+
 def test_the_share_of_the_peak_that_is_used_is_shown_where_the_peak_is_known(tmp_path, monkeypatch):
     monkeypatch.setattr(train_report, 'hardware', lambda kind: Hardware(1000.0, 1, 1.0, 1.0, 'made up'))
     monkeypatch.setattr(train_report.Clock, 'lap', lambda self, number: (2, 4.0))
