@@ -187,7 +187,7 @@ def environment() -> dict[str, Any]:
 
 
 def git_state() -> dict[str, Any]:
-    """The commit of the running code, and whether the checkout is modified; `None` outside a checkout.
+    """The commit of the running code, and whether the checkout is modified; `None` outside a checkout or if unknown.
 
     Pages do not count, which experiments write results into while others run.
     """
@@ -198,15 +198,13 @@ def git_state() -> dict[str, Any]:
             done = subprocess.run(
                 ['git', '-C', here, *arguments], capture_output=True, text=True, check=False, timeout=10
             )
-        except OSError:
+        except (OSError, subprocess.TimeoutExpired):
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
     commit = git('rev-parse', 'HEAD')
-    return {
-        'commit': commit,
-        'changed': None if commit is None else bool(git('status', '--porcelain', '--untracked-files=no', *CODE)),
-    }
+    changes = None if commit is None else git('status', '--porcelain', '--untracked-files=no', *CODE)
+    return {'commit': commit, 'changed': None if changes is None else bool(changes)}
 
 
 def _version(name: str) -> str | None:
