@@ -14,6 +14,7 @@ from typing import Any
 import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 from tensorboardX import SummaryWriter
 
 from attnlab import files
@@ -95,7 +96,7 @@ class Report:
             self._described.add(name)
             tokens, documents = (f'{numbers[key]:,.0f}' for key in ('sampled_tokens', 'sampled_documents'))
             self._bar.console.print(f'{name}: a sample of {tokens} tokens from {documents} documents')
-        self._bar.console.print(f'[dim]step {number}[/dim]  {name}: {evaluation_line(numbers)}')
+        self._bar.console.print(Text.assemble((f'step {number}', 'dim'), f'  {name}: {evaluation_line(numbers)}'))
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
         """Excludes the time spent inside (evaluating, saving) from the reported speed."""

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from attnlab.errors import UserError
+from attnlab.tables import plain_console
 from attnlab.train import report as train_report
 from attnlab.train.hardware import Hardware
 from attnlab.train.report import Report, Reporting, keep_until, means, read_lines
@@ -143,6 +144,19 @@ def test_wandb_that_is_not_installed_is_said_in_one_line(tmp_path, monkeypatch):
             flops_per_token=None,
             console=Console(file=io.StringIO()),
         )
+
+
+def test_brackets_of_names_are_printed_as_they_are(tmp_path):
+    shown = io.StringIO()
+    console = plain_console(file=shown, width=120)
+    settings = {'start': 0, 'steps': 1, 'tokens_per_step': 8, 'flops_per_token': None}
+    writer = Report(tmp_path, Reporting(tensorboard=False), **settings, console=console)
+    writer.evaluation(1, 'test[v2]', {'loss': 1.0})
+    writer.say('writing runs/gla[v2] f32[b,t] [/a/b]')
+    writer.close()
+    console.print('failed: [/a/b] is no path')
+    for line in ('step 1  test[v2]: loss 1', 'writing runs/gla[v2] f32[b,t] [/a/b]', 'failed: [/a/b] is no path'):
+        assert f'{line}\n' in shown.getvalue()
 
 
 def test_the_first_step_of_a_start_has_no_part_in_its_speed(tmp_path, monkeypatch):
