@@ -22,7 +22,7 @@ from attnlab.data.long_range.dataset import Example, Kind, digest_of
 from attnlab.data.long_range.drawn import Distribution
 from attnlab.data.long_range.listops import ListOps
 from attnlab.data.long_range.pathfinder import PATH_X, Pathfinder
-from attnlab.data.long_range.prepared import DATASETS
+from attnlab.data.long_range.preparable import DATASETS
 from attnlab.data.text.builders import STORAGE, Bucket, Examples, OrderedBuilder, Splits
 from attnlab.data.vision import archives
 from attnlab.errors import UserError

@@ -11,7 +11,8 @@ import numpy as np
 from attnlab.data.long_range.blocks import Progress
 from attnlab.data.long_range.dataset import digest_of
 from attnlab.data.long_range.drawn import example
-from attnlab.data.long_range.prepared import hashes, library, preparable
+from attnlab.data.long_range.preparable import preparable
+from attnlab.data.long_range.prepared import hashes, library
 from attnlab.errors import UserError
 
 TOGETHER = 256

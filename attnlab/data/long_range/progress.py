@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from attnlab.data.long_range.preparable import DATASETS
 from attnlab.data.long_range.prepare import Preparation, prepare
-from attnlab.data.long_range.prepared import DATASETS, of_another, versions
+from attnlab.data.long_range.prepared import of_another, versions
 from attnlab.tables import Column, Printer, Table
 
 

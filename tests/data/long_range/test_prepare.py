@@ -14,8 +14,9 @@ import pytest
 from attnlab.data.long_range.blocks import Blocks, draw_all
 from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.long_range.listops import ListOps
+from attnlab.data.long_range.preparable import DATASETS, preparable
 from attnlab.data.long_range.prepare import prepare
-from attnlab.data.long_range.prepared import DATASETS, Prepared, preparable
+from attnlab.data.long_range.prepared import Prepared
 from attnlab.errors import UserError
 
 pytest.importorskip('tensorflow_datasets')
