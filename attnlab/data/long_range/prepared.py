@@ -22,7 +22,7 @@ class Prepared(Dataset):
     """A data set that `attnlab data prepare` stored on disk. Needs the extra `tfds`.
 
     Attributes:
-      name: one of `DATASETS`.
+      name: one of `preparable.DATASETS`.
       data_dir: folder of downloads and prepared data sets.
     """
 
