@@ -173,9 +173,18 @@ def print_rows(printer: 'Printer', table: Table, caption: str, notes: Mapping[st
         printer.line('\n'.join(['## Notes', '', *written]))
 
 
+def plain_console(**settings: Any) -> Console:
+    """A console with these settings of `rich.console.Console` that prints texts as they are.
+
+    In what runs say there are paths, shapes and reasons, whose brackets would be taken for markup and left out, or be
+    an error.
+    """
+    return Console(markup=False, highlight=False, **settings)
+
+
 def standard_output() -> Console:
     """Standard output, where lines are folded in a terminal alone."""
-    made = Console(highlight=False)
+    made = plain_console()
     made.soft_wrap = not made.is_terminal
     return made
 
@@ -189,7 +198,7 @@ class Printer:
 
     def __init__(self, console: Console, form: str | None = None):
         self.form = form or (TERMINAL if console.is_terminal else 'plain')
-        self.console = Console(stderr=True, highlight=False) if self.form in EXACT else console
+        self.console = plain_console(stderr=True) if self.form in EXACT else console
         self._output = console
         self._tables: dict[str, list[dict[str, Any]]] = {}
         self._begun = False

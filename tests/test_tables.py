@@ -3,10 +3,13 @@
 import csv
 import io
 import json
+import pathlib
+import re
 
 import pytest
 from rich.console import Console
 
+from attnlab import tables
 from attnlab.tables import Column, Interval, Printer, Table, digits, pairs, rendered
 
 COLUMNS = (
@@ -84,3 +87,14 @@ def test_markdown_is_a_table_of_as_many_cells_a_row():
     lines = printed('markdown', TABLE).splitlines()
     rows = [line.replace('\\|', '') for line in lines if line.startswith('|')]
     assert len(rows) == 4 and {row.count('|') for row in rows} == {len(COLUMNS) + 1}
+
+
+def test_consoles_are_made_in_one_place():
+    """Rich takes brackets for markup unless it is told not to."""
+    package = pathlib.Path(tables.__file__).parent
+    made = [
+        path.relative_to(package).as_posix()
+        for path in package.rglob('*.py')
+        if re.search(r'\bConsole\(', path.read_text())
+    ]
+    assert made == ['tables.py']

@@ -60,7 +60,7 @@ def main(argv: list[str], commands: Mapping[str, Command]) -> int:
 def vocabulary(commands: Mapping[str, Command]) -> Vocabulary:
     """What there is to complete, read from the help of every command."""
     from attnlab.configuration import PACKAGED
-    from attnlab.data.long_range.prepared import DATASETS
+    from attnlab.data.long_range.preparable import DATASETS
     from attnlab.zoo import ZOO
 
     words: dict[str, tuple[str, ...]] = {}

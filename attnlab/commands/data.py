@@ -11,7 +11,8 @@ from attnlab.errors import UserError
 
 def main(argv: list[str]) -> int:
     """Runs the command."""
-    from attnlab.data.long_range.prepared import DATASETS, FOLDER
+    from attnlab.data.long_range.preparable import DATASETS
+    from attnlab.data.long_range.prepared import FOLDER
 
     values = flags.FlagValues()
     flags.DEFINE_string('data_dir', FOLDER, 'Folder of downloads and prepared data sets.', flag_values=values)

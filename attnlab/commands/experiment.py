@@ -37,14 +37,13 @@ def main(argv: list[str]) -> int:
         raise UserError('usage: attnlab experiment NAME|FOLDER [--size=cpu|full]; NAME is a folder of ./experiments')
     if values.report and values.dry_run:
         raise UserError('--report and --dry_run do not go together: neither runs anything')
-    from rich.console import Console
-
     from attnlab.experiment.experiment import Experiment
+    from attnlab.tables import plain_console
     from attnlab.train.launch import STOPPED
 
     folder = pathlib.Path(names[0])
     experiment = Experiment(folder if folder.is_dir() else EXPERIMENTS / folder, values.size)
-    workdirs, console = pathlib.Path(values.workdirs).expanduser(), Console(highlight=False, soft_wrap=True)
+    workdirs, console = pathlib.Path(values.workdirs).expanduser(), plain_console(soft_wrap=True)
     command = f'attnlab experiment {names[0]} --size={experiment.size}'
     if values.workers is not None and (values.report or values.dry_run or not experiment.has_studies()):
         raise UserError('--workers is of the trials of studies that are run')

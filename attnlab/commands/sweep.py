@@ -92,15 +92,14 @@ def worker(argv: list[str]) -> int:
 
     pin(cores, values.device)
     start_devices(values)
-    from rich.console import Console
-
     from attnlab.sweep.worker import leave_when_asked, stop_with_parent, work
+    from attnlab.tables import plain_console
 
     leave_when_asked(values.stopped_status)
     if values.tied:
         stop_with_parent()
     idle = float('inf') if values.idle is None else values.idle
-    finished = work(folder, values.storage, Console(highlight=False, soft_wrap=True), idle)
+    finished = work(folder, values.storage, plain_console(soft_wrap=True), idle)
     return 0 if finished else values.stopped_status
 
 

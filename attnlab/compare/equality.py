@@ -4,8 +4,11 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+DATA = 'data'
+"""The prefix of keys, beside those of a config, of the hashes that a run recorded of its data."""
+
 CONDITIONS = {
-    'data and length': ('task', 'length'),
+    'data and length': ('task', 'length', DATA),
     'tokens of training': ('steps', 'batch_size', 'length'),
     'optimiser and precision': ('optimizer', 'accumulate', 'rows_at_once', 'precision'),
     'initial parameters': ('seed', 'start'),

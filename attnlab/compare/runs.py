@@ -10,17 +10,22 @@ from ml_collections import ConfigDict
 
 from attnlab.compare.baselines import Baselines, trivial_scores
 from attnlab.compare.costs import COSTS, WEIGHTS
-from attnlab.compare.equality import CONDITIONS, Equality, differing, of_conditions, of_kinds, of_measure
+from attnlab.compare.equality import CONDITIONS, DATA, Equality, differing, of_conditions, of_kinds, of_measure
 from attnlab.config import flatten
 from attnlab.errors import UserError, nearest
 from attnlab.evals.measured import Kind, Measured, goal_of, is_share
 from attnlab.runs.record import Record
+from attnlab.train.run import data_hashes
 
 PREFERRED = ('1x/accuracy', 'all/accuracy', 'bits_per_byte', '1x/loss', 'all/loss', 'loss')
 """How the names of metrics end that serve as the score, the first that a run has."""
 
 IRRELEVANT = ('model', 'rounding', 'quantization', 'report', 'checkpoint', 'mesh')
 """What of a config does not make the conditions unequal: the models that are compared, and what leaves no trace."""
+
+
+SHOWN = 12
+"""Digits of a hash that tell data apart."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +44,7 @@ class RunResult:
       tokens_per_second: of training; `None` for a run that reported none.
       device: what it ran on.
       finished: whether every step was taken.
-      settings: everything in the config but the model.
+      settings: everything in the config but the model, and the beginnings of the hashes of the data.
       low: where the interval of the score over seeds, or over the examples or documents evaluated, begins; `None` for
         none.
       high: where it ends.
@@ -126,6 +131,7 @@ def run_result(record: Record, metric: str | None = None) -> RunResult:
     name = _metric(record, metric)
     measured = record.measured(name)
     settings = {key: value for key, value in flatten(record.config).items() if not key.startswith(IRRELEVANT)}
+    settings |= {f'{DATA}.{key}': value[:SHOWN] for key, value in data_hashes(facts['data']).items()}
     return RunResult(
         name=record.name,
         task=task_name(record.config.task),

@@ -12,7 +12,7 @@ from attnlab.compare.runs import RunResult, common_beginning
 from attnlab.config import plain
 from attnlab.evals.measured import of_seeds
 from attnlab.runs.record import Record
-from attnlab.train.run import makings
+from attnlab.train.run import data_hashes, makings
 
 Curve = Sequence[tuple[int, float]]
 
@@ -29,9 +29,9 @@ SEED = re.compile(r'[-_/. ]*(seed|s)?[-_=]?\d*$')
 def seed_groups(records: Sequence[Record]) -> list[list[int]]:
     """The places of runs that differ only in seed, in the order in which groups first come.
 
-    Runs on different devices are not of one group. Those of one config and one seed stay apart: they are repeats, or
-    differ in what their configs do not say, such as the code, so that they are no sample of seeds. Runs that are made
-    of others are of one group only if they are made alike.
+    Runs on different devices, or of other data under the same names, are not of one group. Those of one config and one
+    seed stay apart: they are repeats, or differ in what their configs do not say, such as the code, so that they are no
+    sample of seeds. Runs that are made of others are of one group only if they are made alike.
     """
     groups: dict[str, list[int]] = {}
     for place, record in enumerate(records):
@@ -49,7 +49,9 @@ def _conditions(record: Record) -> str:
     facts = record.facts
     # Configs do not say that a run was edited, merged, or quantized with feedback.
     made = [[name, _alike(making)] for name, making in makings(facts)]
-    return json.dumps([kept, facts['device_kind'], facts['device_count'], made], sort_keys=True)
+    return json.dumps(
+        [kept, facts['device_kind'], facts['device_count'], made, data_hashes(facts['data'])], sort_keys=True
+    )
 
 
 def _alike(making: Any) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 from absl import flags
 from jaxtyping import Int64
 
+from attnlab.data.workers import end_with_the_parent
 from attnlab.errors import UserError
 
 Batch = dict[str, np.ndarray]
@@ -239,6 +240,13 @@ def _iterate(dataset: grain.MapDataset, num_threads: int, num_workers: int) -> B
         if not flags.FLAGS.is_parsed():
             flags.FLAGS.mark_as_parsed()
         stream = stream.mp_prefetch(
-            grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=BUFFER)
+            grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=BUFFER),
+            worker_init_fn=_begin_worker,
         )
     return Batches(stream, num_workers)
+
+
+def _begin_worker(index: int, count: int) -> None:
+    """What Grain calls in each worker process."""
+    del index, count
+    end_with_the_parent()

@@ -116,7 +116,9 @@ def of_other_python(versions: Iterable[str], configs: Iterable[ConfigDict]) -> s
 
 
 def _commit(git: Mapping[str, Any]) -> str:
-    return 'unknown' if git['commit'] is None else git['commit'][:10] + (' with changes' if git['changed'] else '')
+    if git['commit'] is None:
+        return 'unknown'
+    return git['commit'][:10] + {True: ' with changes', False: '', None: ', changed or not'}[git['changed']]
 
 
 def markdown(lines: Sequence[Sequence[str]]) -> str:

@@ -35,6 +35,7 @@ from attnlab.experiment.results import (
     written_results,
 )
 from attnlab.runs.loading import restored
+from attnlab.tables import plain_console
 from attnlab.train import launch, loop, run
 from attnlab.train.programs import Programs, Unbuildable
 from attnlab.train.setup import Setup, prepare
@@ -177,7 +178,7 @@ def train_and_measure(
     found = {name: facts[name] for name in ('parameters', 'state_bytes_per_sequence', 'implementations')}
     with files.appending(workdir / 'log.txt') as log:
         try:
-            outcome = launch.train(setup, config, workdir, facts, console=Console(file=log, width=120, highlight=False))
+            outcome = launch.train(setup, config, workdir, facts, console=plain_console(file=log, width=120))
         except loop.NonFinite as error:
             found['failed'] = str(error)
         else:

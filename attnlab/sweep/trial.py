@@ -19,6 +19,7 @@ from attnlab.errors import UserError, nearest
 from attnlab.sweep.study import Claim, Study, workdir
 from attnlab.sweep.sweep import read
 from attnlab.sweep.together import Abandoned, Followers, Order, OutOfStep, heard
+from attnlab.tables import plain_console
 from attnlab.train import launch, loop
 from attnlab.train.average import SUFFIX
 from attnlab.train.programs import Programs, Unbuildable
@@ -59,7 +60,7 @@ def run_trial(study: Study, claim: Claim, programs: Programs, followers: Followe
     files.check_own(study.folder / 'trials', (f'{claim.number:04}',))
     path.parent.mkdir(exist_ok=True)
     with files.appending(path) as file:
-        console = Console(file=file, width=120, highlight=False)
+        console = plain_console(file=file, width=120)
         outcome, value, reason = _outcome(study, claim, programs, followers, console)
         if reason is not None:
             console.print(f'failed: {reason}')
@@ -81,7 +82,7 @@ def follow_trial(folder: pathlib.Path, order: Order, programs: Programs) -> None
     setup, facts = programs.prepare(config)
     folder = workdir(study, order.number)
     with contextlib.suppress(loop.NonFinite, Abandoned):
-        launch.train(setup, from_plain(plain(config)), folder, facts, console=Console(quiet=True), watch=heard)
+        launch.train(setup, from_plain(plain(config)), folder, facts, console=plain_console(quiet=True), watch=heard)
 
 
 def _outcome(

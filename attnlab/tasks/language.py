@@ -107,8 +107,10 @@ class LanguageModelling:
         }
 
     def describe(self) -> dict[str, Any]:
-        """Provenance of the training text."""
-        return self.load('train').provenance
+        """Provenance of the training text, with what the evaluated one is as `held_out`."""
+        held_out = self.load(self.evaluated_split).provenance
+        kept = ('split', 'content_hash', 'documents', 'bytes', 'tokens')
+        return self.load('train').provenance | {'held_out': {name: held_out[name] for name in kept}}
 
     def save(self, folder: pathlib.Path) -> None:
         """Writes the tokenizer, without which a trained model is useless, as `tokenizer.json`."""

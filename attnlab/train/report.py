@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 from tensorboardX import SummaryWriter
 
 from attnlab import files
@@ -67,7 +68,7 @@ class Report:
         self._tokens_per_step = tokens_per_step
         self._flops_per_token = flops_per_token
         self._workdir = workdir
-        self._clock = Clock(start)
+        self._clock = Clock()
         self._described: set[str] = set()
         self._closing = contextlib.ExitStack()
         self._bar = self._closing.enter_context(_progress(console, self.writes))
@@ -83,6 +84,7 @@ class Report:
 
     def step(self, number: int, metrics: Mapping[str, Any], learning_rate: float) -> None:
         """Adds the metrics of one finished step; writes a line every `settings.every` steps."""
+        self._clock.settled(number)
         self.sums['steps'] += 1
         for name, value in metrics.items():
             self.sums[name] += value
@@ -98,7 +100,7 @@ class Report:
             self._described.add(name)
             tokens, documents = (f'{numbers[key]:,.0f}' for key in ('sampled_tokens', 'sampled_documents'))
             self._bar.console.print(f'{name}: a sample of {tokens} tokens from {documents} documents')
-        self._bar.console.print(f'[dim]step {number}[/dim]  {name}: {evaluation_line(numbers)}')
+        self._bar.console.print(Text.assemble((f'step {number}', 'dim'), f'  {name}: {evaluation_line(numbers)}'))
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
         """Excludes the time spent inside (evaluating, saving) from the reported speed."""
@@ -123,13 +125,16 @@ class Report:
         self.sums.clear()
         self._record(number, line)
         steps, seconds = self._clock.lap(number)
-        speed = {'tokens_per_second': steps * self._tokens_per_step / seconds}
-        utilisation = self._utilisation(speed['tokens_per_second'])
+        shown = self._write_speed(number, steps * self._tokens_per_step / seconds) if steps else ''
+        self._bar.update(self._task, completed=number, loss=f'loss {line["train/loss"]:.3f}', speed=shown)
+
+    def _write_speed(self, number: int, tokens_per_second: float) -> str:
+        speed = {'tokens_per_second': tokens_per_second}
+        utilisation = self._utilisation(tokens_per_second)
         if utilisation is not None:
             speed['mfu'] = utilisation
         self._record(number, speed, 'speed.jsonl', prefix='speed/')
-        shown = f'{_short(speed["tokens_per_second"])} tok/s' + (f' {utilisation:.1%} MFU' if utilisation else '')
-        self._bar.update(self._task, completed=number, loss=f'loss {line["train/loss"]:.3f}', speed=shown)
+        return f'{_short(tokens_per_second)} tok/s' + (f' {utilisation:.1%} MFU' if utilisation else '')
 
     def _record(self, number: int, numbers: Mapping[str, float], file: str = 'metrics.jsonl', prefix: str = '') -> None:
         if not self.writes:
@@ -177,14 +182,23 @@ class Report:
 
 
 class Clock:
-    """Seconds spent training since the last lap, without the pauses."""
+    """Seconds spent training since the last lap, without the pauses.
 
-    def __init__(self, start: int):
-        self._number = start
-        self._since = time.perf_counter()
+    The first lap of a start begins when its first step is settled, which has waited for the step to be compiled.
+    """
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+        self._since = 0.0
+
+    def settled(self, number: int) -> None:
+        """Begins the first lap, with the first step."""
+        if self._number is None:
+            self._number, self._since = number, time.perf_counter()
 
     def lap(self, number: int) -> tuple[int, float]:
-        """Steps and seconds since the last lap."""
+        """Whole steps and seconds since the last lap; no steps where the first has just been settled."""
+        assert self._number is not None
         now = time.perf_counter()
         steps, seconds = number - self._number, now - self._since
         self._number, self._since = number, now

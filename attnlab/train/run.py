@@ -135,13 +135,18 @@ def begun(workdir: pathlib.Path) -> bool:
 def check_data(workdir: pathlib.Path, data: dict[str, Any], *, other: bool = False) -> None:
     """Checks by their recorded hashes that a run's data are unchanged; `other` allows any.
 
-    Raises `UserError` naming both hashes where they differ.
+    Of a run that recorded none, which a later attnlab would, what stood for them is compared. Raises `UserError` naming
+    what differs, and how.
     """
     recorded = starts(workdir)
     if other or not recorded:
         return
-    before, now = _hashes(recorded[-1]['data']), _hashes(data)
-    for name in sorted(before.keys() & now.keys()):
+    before, now = flatten(recorded[-1]['data']), flatten(data)
+    hashed = data_hashes(data)
+    names = hashed.keys() & before.keys()
+    if hashed and not names:
+        names = {name for name in before.keys() & now.keys() if name.partition('.')[0] in BEFORE_HASHES}
+    for name in sorted(names):
         if before[name] != now[name]:
             raise UserError(
                 f'the data of {workdir} have changed since it was trained: {name} was {before[name]} and is '
@@ -149,7 +154,11 @@ def check_data(workdir: pathlib.Path, data: dict[str, Any], *, other: bool = Fal
             )
 
 
-def _hashes(data: dict[str, Any]) -> dict[str, str]:
+BEFORE_HASHES = ('of', 'python', 'counts')
+"""What runs recorded of drawn examples, passages of Python and folders of images before these had hashes."""
+
+
+def data_hashes(data: Mapping[str, Any]) -> dict[str, str]:
     """The content hashes in a description of data, by dotted path."""
     leaves = flatten(data)
     return {name: str(value) for name, value in leaves.items() if any(word in name for word in ('hash', 'content'))}
@@ -187,7 +196,7 @@ def environment() -> dict[str, Any]:
 
 
 def git_state() -> dict[str, Any]:
-    """The commit of the running code, and whether the checkout is modified; `None` outside a checkout.
+    """The commit of the running code, and whether the checkout is modified; `None` outside a checkout or if unknown.
 
     Pages do not count, which experiments write results into while others run.
     """
@@ -198,15 +207,13 @@ def git_state() -> dict[str, Any]:
             done = subprocess.run(
                 ['git', '-C', here, *arguments], capture_output=True, text=True, check=False, timeout=10
             )
-        except OSError:
+        except (OSError, subprocess.TimeoutExpired):
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
     commit = git('rev-parse', 'HEAD')
-    return {
-        'commit': commit,
-        'changed': None if commit is None else bool(git('status', '--porcelain', '--untracked-files=no', *CODE)),
-    }
+    changes = None if commit is None else git('status', '--porcelain', '--untracked-files=no', *CODE)
+    return {'commit': commit, 'changed': None if changes is None else bool(changes)}
 
 
 def _version(name: str) -> str | None:

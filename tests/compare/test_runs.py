@@ -101,12 +101,22 @@ def test_what_is_matched_is_said_and_what_is_not_is_said_with_its_values(made):
             ({'steps': 500}, {}, 'tokens of training', 'tokens of training (steps: 400, 500)'),
             ({}, {'parameters': 1050}, 'parameters', 'parameters (1,000 to 1,050)'),
             ({}, {'device_kind': 'NVIDIA H100'}, 'device', 'device (1 NVIDIA H100; 1 cpu)'),
+            (
+                {},
+                {'data': {'path': 'text', 'content_hash': 'a' * 64}},
+                'data and length',
+                f'data and length (data.content_hash: none, {"a" * 12})',
+            ),
         )
     ):
         other = run_result(read_record(made(f'other{number}', ACCURATE, facts=facts, **changes)))
         matched, wrong = matching([same[0], other])
         assert lost not in matched and told in wrong, wrong
     assert not matching([same[0], run_result(read_record(made('near', ACCURATE, facts={'parameters': 1015})))])[1]
+    kept = [{'data': {'python': '3.12', 'held_out': {'content_hash': letter * 64}}} for letter in 'aab']
+    texts = [run_result(read_record(made(f'text{n}', ACCURATE, facts=facts))) for n, facts in enumerate(kept)]
+    assert not matching(texts[:2])[1]
+    assert any('data.held_out.content_hash: aaaaaaaaaaaa, bbbbbbbbbbbb' in one for one in matching(texts)[1])
     # What is equal in the model's own settings is for the measures to say.
     deeper = config_of(CONFIGS / 'recall.py', 'task=mqar').model.unlock()
     deeper.stack.depth = 3

@@ -36,6 +36,9 @@ def test_runs_that_differ_only_in_seed_are_one_group_and_no_others(made):
     ]
     groups = seed_groups([read_record(folder) for folder in folders])
     assert groups == [[0, 1, 2, 8, 9], [3, 4, 5], [6, 7], [10, 11]]
+    # Nor are runs of other data under one name.
+    texts = [made(f'text{n}', scored(0.5), seed=n, facts={'data': {'content': 'aab'[n]}}) for n in range(3)]
+    assert seed_groups([read_record(folder) for folder in texts]) == [[0, 1], [2]]
     # A repeat of a seed is no further sample of seeds.
     repeat = made('repeat', scored(0.9), seed=1)
     assert seed_groups([read_record(folder) for folder in (*folders[:3], repeat)]) == [[0], [1], [2], [3]]

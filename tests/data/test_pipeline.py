@@ -1,7 +1,9 @@
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -179,6 +181,52 @@ def test_worker_processes_change_nothing_and_streams_left_open_make_no_noise_at_
     environment = os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parents[2])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, 'same\n', '')
+
+
+KILLED = """
+import multiprocessing
+import numpy as np
+from attnlab.data.text.corpus import Text
+from attnlab.data.pipeline import batches
+from attnlab.data.text.tokenizers import Bytes
+from attnlab.data.text.windows import Windows
+
+if __name__ == '__main__':
+    windows = Windows(Text(np.arange(200, dtype=np.uint8), np.array([200]), Bytes(), '', {}), 8)
+    with batches(windows, batch_size=4, seed=1, num_workers=1) as stream:
+        next(stream)
+        print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+        input()
+"""
+
+
+@pytest.mark.slow
+def test_worker_processes_end_with_a_parent_that_is_killed(tmp_path):
+    program = tmp_path / 'program.py'
+    program.write_text(KILLED)
+    environment = os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parents[2])}
+    pipes = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE, 'stderr': subprocess.DEVNULL}
+    with subprocess.Popen([sys.executable, program], env=environment, text=True, **pipes) as process:
+        workers = [int(pid) for pid in process.stdout.readline().split()]
+        assert workers and all(map(alive, workers))
+        process.kill()
+        process.stdout.close()
+    deadline = time.monotonic() + 10
+    try:
+        while any(map(alive, workers)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        for pid in filter(alive, workers):
+            os.kill(pid, signal.SIGKILL)
+
+
+def alive(pid):
+    try:
+        state = pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != 'Z'
 
 
 @pytest.mark.parametrize('length', [7, SMALL + 1])

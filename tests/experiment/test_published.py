@@ -1,6 +1,7 @@
 """The verdict on published numbers is computed: what agrees, what differs and by how much, what is not comparable."""
 
 import dataclasses
+import hashlib
 import json
 import pathlib
 
@@ -128,16 +129,39 @@ def test_shakespeare_has_the_two_settings_of_nanogpt():
         assert (claim.value, claim.direction) == (value, 'equal') and claim.changed
 
 
+def test_another_shakespeare_is_refused(tmp_path, monkeypatch):
+    folder = FOLDERS[0].parent / 'shakespeare'
+    sweep = load_module(folder / 'sweep.py')
+    assert f'SHA-256 {sweep.SHA256}' in (folder / 'README.md').read_text()
+    monkeypatch.chdir(tmp_path)
+    train, valid = map(pathlib.Path, sweep.TEXTS)
+    train.parent.mkdir()
+    train.write_text('To be, ')
+    assert len(sweep.runs('cpu')) == 3
+    valid.write_text('or not to be')
+    with pytest.raises(
+        UserError, match=r'sweep.py, line \d+: ./shakespeare/train.txt and .* are not the text of the pub'
+    ):
+        Experiment(folder, 'cpu').runs()
+    monkeypatch.setattr(sweep, 'SHA256', hashlib.sha256(b'To be, or not to be').hexdigest())
+    monkeypatch.setattr(sweep, 'TRAIN', 7)
+    assert len(sweep.runs('cpu')) == 3
+    # The text is whole, and cut elsewhere.
+    train.write_text('To be, or'), valid.write_text(' not to be')
+    with pytest.raises(UserError, match='are not the text of the published result'):
+        sweep.runs('cpu')
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('folder', FOLDERS, ids=lambda folder: folder.name)
 def test_what_a_run_leaves_is_what_is_measured(folder, tmp_path, monkeypatch):
     """The first run of each protocol, cut to two steps and few examples, has a number at its end."""
     monkeypatch.chdir(tmp_path)
+    experiment = Experiment(folder, 'cpu')
+    each = experiment.runs()[0]
     (tmp_path / 'shakespeare').mkdir()
     for split in ('train', 'valid'):
         (tmp_path / 'shakespeare' / f'{split}.txt').write_text('To be, or not to be. ' * 100)
-    experiment = Experiment(folder, 'cpu')
-    each = experiment.runs()[0]
     with each.config.unlocked():
         each.config.steps = each.config.checkpoint.every = each.config.report.every = 2
         each.config.batch_size = min(each.config.batch_size, 4)

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from attnlab.errors import UserError
+from attnlab.tables import plain_console
 from attnlab.train import report as train_report
 from attnlab.train.hardware import Hardware
 from attnlab.train.report import Report, Reporting, keep_until, means, read_lines
@@ -168,6 +169,47 @@ def test_runs_on_wandb_are_told_apart_by_more_than_the_names_of_their_folders(tm
     assert [each['name'] for each in begun] == ['0000'] * 3 and all(each['resume'] == 'allow' for each in begun)
     first, other, again = (each['id'] for each in begun)
     assert first == again != other
+
+
+def test_brackets_of_names_are_printed_as_they_are(tmp_path):
+    shown = io.StringIO()
+    console = plain_console(file=shown, width=120)
+    settings = {'start': 0, 'steps': 1, 'tokens_per_step': 8, 'flops_per_token': None}
+    writer = Report(tmp_path, Reporting(tensorboard=False), **settings, console=console)
+    writer.evaluation(1, 'test[v2]', {'loss': 1.0})
+    writer.say('writing runs/gla[v2] f32[b,t] [/a/b]')
+    writer.close()
+    console.print('failed: [/a/b] is no path')
+    for line in ('step 1  test[v2]: loss 1', 'writing runs/gla[v2] f32[b,t] [/a/b]', 'failed: [/a/b] is no path'):
+        assert f'{line}\n' in shown.getvalue()
+
+
+def test_the_first_step_of_a_start_has_no_part_in_its_speed(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(train_report.time, 'perf_counter', lambda: now[0])
+    monkeypatch.setattr(train_report, 'hardware', lambda kind: None)
+
+    def speeds(start, every, steps):
+        folder = tmp_path / f'{start}-{every}-{steps}'
+        folder.mkdir()
+        settings = {'start': start, 'steps': 20, 'tokens_per_step': 8, 'flops_per_token': None}
+        reporting = Reporting(every=every, tensorboard=False)
+        writer = Report(folder, reporting, **settings, console=Console(file=io.StringIO()))
+        # Before the first step is done it is compiled.
+        now[0] += 60
+        for number in range(start + 1, start + 1 + steps):
+            now[0] += 2
+            writer.step(number, metrics(1.0), 0.5)
+            with writer.paused():
+                now[0] += 30
+        writer.close()
+        lines = read_lines(folder / 'speed.jsonl') if (folder / 'speed.jsonl').exists() else []
+        return [(line['step'], line['tokens_per_second']) for line in lines]
+
+    assert speeds(0, 4, 8) == [(4, 4.0), (8, 4.0)]
+    assert speeds(0, 1, 3) == [(2, 4.0), (3, 4.0)]
+    # Of a start whose first step is the last before a line, nothing is said yet.
+    assert speeds(7, 4, 5) == [(12, 4.0)] and speeds(7, 4, 1) == []
 
 
 def test_the_share_of_the_peak_that_is_used_is_shown_where_the_peak_is_known(tmp_path, monkeypatch):

@@ -53,3 +53,19 @@ def test_the_commit_is_changed_by_code_and_not_by_pages(tmp_path, monkeypatch):
     for name, changed in (('page.md', False), ('../README.md', False), ('new.py', False), ('../sweep.py', True)):
         (package / name).write_text('second')
         assert run.git_state()['changed'] == changed, name
+
+
+@pytest.mark.parametrize('failure', ['slow', 'failing', 'missing'])
+def test_a_git_that_does_not_answer_leaves_unknown_what_it_would_say(monkeypatch, failure):
+    def answered(command, **settings):
+        if command[3] == 'rev-parse':
+            return subprocess.CompletedProcess(command, 0, 'abc\n', '')
+        if failure == 'slow':
+            raise subprocess.TimeoutExpired(command, settings['timeout'])
+        return subprocess.CompletedProcess(command, 128, '', 'fatal: index file corrupt')
+
+    def absent(command, **settings):
+        raise FileNotFoundError('git')
+
+    monkeypatch.setattr(run.subprocess, 'run', absent if failure == 'missing' else answered)
+    assert run.git_state() == {'commit': None if failure == 'missing' else 'abc', 'changed': None}

@@ -8,8 +8,17 @@ import sys
 import pytest
 
 from attnlab import cli
+from attnlab.data.long_range import authorship
+from attnlab.data.long_range.authorship import Authorship
+from attnlab.data.long_range.drawn import Drawn
+from attnlab.data.long_range.pathfinder import Pathfinder
+from attnlab.data.text.text import TextFiles
 from attnlab.data.text.tokenizers import load_tokenizer
+from attnlab.data.vision.folders import _content, _files, image_folder
 from attnlab.errors import UserError
+from attnlab.tasks.images import ImageClassification
+from attnlab.tasks.language import LanguageModelling, _load
+from attnlab.tasks.long_range import Classification
 from attnlab.train import run
 
 LANGUAGE = pathlib.Path(__file__).parents[2] / 'configs' / 'language.py'
@@ -55,6 +64,77 @@ def test_another_text_is_refused_and_the_tokenizer_stays(trained, capsys):
     assert [start['other_data'] for start in starts] == [False, True]
     assert starts[1]['data']['content_hash'] != before
     assert load_tokenizer(workdir / 'tokenizer.json').hash == tokenizer.hash == starts[1]['data']['tokenizer']['hash']
+
+
+def changed(workdir, before, task):
+    """What a run that recorded these data is told of its task now; `None` if nothing."""
+    workdir.mkdir(exist_ok=True)
+    start = dict.fromkeys(run.FACTS) | {'data': before}
+    (workdir / 'run.json').write_text(json.dumps({'starts': [start]}))
+    for cached in (_load, _files, _content):
+        cached.cache_clear()
+    try:
+        run.check_data(workdir, task.describe())
+    except UserError as error:
+        return str(error)
+
+
+def test_another_held_out_text_is_refused(tmp_path):
+    train, valid = tmp_path / 'train.txt', tmp_path / 'valid.txt'
+    train.write_text('one and two and three\n'), valid.write_text('four and five\n')
+    task = LanguageModelling(TextFiles(str(train), valid_path=str(valid), cache=None))
+    before = task.describe()
+    assert changed(tmp_path / 'run', before, task) is None
+    valid.write_text('five and four\n')
+    told = changed(tmp_path / 'run', before, task)
+    assert f'held_out.content_hash was {before["held_out"]["content_hash"]} and is' in told
+
+
+def test_another_image_in_a_folder_is_refused(tmp_path):
+    for name in ('cat', 'dog'):
+        (tmp_path / name).mkdir()
+        for number in range(10):
+            (tmp_path / name / f'{number}.png').write_bytes(b'%d' % number)
+    task = ImageClassification(image_folder(str(tmp_path)))
+    before = task.describe()
+    earlier = {name: value for name, value in before.items() if name != 'content'}
+    assert changed(tmp_path / 'run', before, task) is None
+    (tmp_path / 'cat' / '3.png').write_bytes(b'x')
+    assert f'content was {before["content"]} and is' in changed(tmp_path / 'run', before, task)
+    assert changed(tmp_path / 'run', earlier, task) is None
+    (tmp_path / 'cat' / '3.png').write_bytes(b'3')
+    assert changed(tmp_path / 'run', before, task) is None
+    (tmp_path / 'cat' / '3.png').rename(tmp_path / 'cat' / '33.png')
+    assert f'content was {before["content"]} and is' in changed(tmp_path / 'run', before, task)
+    (tmp_path / 'cat' / '3.png').write_bytes(b'3')
+    assert 'counts.train was 16 and is 17' in changed(tmp_path / 'run', earlier, task)
+
+
+def test_another_edition_of_what_is_drawn_is_refused(tmp_path, monkeypatch):
+    task = Classification(Drawn(Pathfinder()))
+    before = task.describe()
+    earlier = {name: value for name, value in before.items() if name != 'content'}
+    assert changed(tmp_path / 'run', before, task) is None and changed(tmp_path / 'run', earlier, task) is None
+    # A field that a distribution gains is in its name, and in none of the examples.
+    assert changed(tmp_path / 'run', before | {'of': 'Pathfinder(size=32)'}, task) is None
+    monkeypatch.setattr(Pathfinder, 'edition', Pathfinder.edition + 1)
+    assert f'content was {before["content"]} and is' in changed(tmp_path / 'run', before, task)
+    assert f'of was {before["of"]} and is' in changed(tmp_path / 'run', earlier, task)
+
+
+def test_passages_of_another_python_are_refused(tmp_path, monkeypatch):
+    task = Classification(Authorship(span=4096))
+    before = task.describe()
+    earlier = {name: value for name, value in before.items() if name != 'content'}
+    monkeypatch.setattr(authorship.platform, 'python_version', lambda: '3.99.0')
+    assert changed(tmp_path / 'run', before, task) is None
+    assert f'python was {before["python"]} and is 3.99.0' in changed(tmp_path / 'run', earlier, task)
+    passages = authorship._passages(4096)
+    monkeypatch.setattr(authorship, '_passages', lambda span: passages[1:])
+    authorship._content.cache_clear()
+    told = changed(tmp_path / 'run', before, task)
+    authorship._content.cache_clear()
+    assert f'content was {before["content"]} and is' in told
 
 
 def test_one_process_at_a_time(tmp_path):

@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
+import hashlib
 import platform
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from attnlab.data.long_range.dataset import Dataset, Example, Kind, known_split
+from attnlab.data.long_range.dataset import Dataset, Example, Kind, digest_of, known_split
 from attnlab.data.text.stdlib import StdlibText
 from attnlab.errors import UserError
 
@@ -52,7 +53,20 @@ class Authorship(Dataset):
         return [example for place, example in _passages(self.span) if place % 10 in PLACES[split]]
 
     def describe(self) -> dict[str, Any]:
-        return {'source': 'authorship of the Python standard library', 'python': platform.python_version()}
+        return {
+            'source': 'authorship of the Python standard library',
+            'python': platform.python_version(),
+            'content': _content(self.span),
+        }
+
+
+@functools.lru_cache(maxsize=2)
+def _content(span: int) -> str:
+    """SHA-256 over the passages and their places."""
+    digest = hashlib.sha256()
+    for place, passage in _passages(span):
+        digest.update(place.to_bytes(8) + digest_of(passage))
+    return digest.hexdigest()
 
 
 @functools.lru_cache(maxsize=2)

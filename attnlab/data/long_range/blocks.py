@@ -4,9 +4,7 @@ import concurrent.futures
 import dataclasses
 import io
 import multiprocessing
-import os
 import pathlib
-import threading
 import zipfile
 from collections.abc import Callable, Iterator
 
@@ -15,6 +13,7 @@ import numpy as np
 from attnlab.data import cache
 from attnlab.data.long_range.dataset import Example
 from attnlab.data.long_range.drawn import Distribution, example
+from attnlab.data.workers import end_with_the_parent
 from attnlab.errors import UserError
 
 BLOCK = 500
@@ -97,7 +96,7 @@ def draw_all(splits: list[Blocks], workers: int, progress: Progress) -> None:
             progress('drawing', done, total)
         return
     context = multiprocessing.get_context('spawn')
-    with concurrent.futures.ProcessPoolExecutor(workers, context, _end_with_the_parent) as pool:
+    with concurrent.futures.ProcessPoolExecutor(workers, context, end_with_the_parent) as pool:
         tasks = {pool.submit(blocks.draw, block): len(block) for blocks, block in missing}
         try:
             for task in concurrent.futures.as_completed(tasks):
@@ -107,15 +106,3 @@ def draw_all(splits: list[Blocks], workers: int, progress: Progress) -> None:
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _end_with_the_parent() -> None:
-    """Ends this process when its parent dies, as it would otherwise wait for work forever."""
-    parent = multiprocessing.parent_process()
-
-    def wait() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()

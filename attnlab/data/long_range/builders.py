@@ -18,11 +18,11 @@ from attnlab.data.archives import readable
 from attnlab.data.download import fetch
 from attnlab.data.long_range import images, retrieval, speech, text
 from attnlab.data.long_range.blocks import Blocks, Progress, draw_all
-from attnlab.data.long_range.dataset import Example, Kind
+from attnlab.data.long_range.dataset import Example, Kind, digest_of
 from attnlab.data.long_range.drawn import Distribution
 from attnlab.data.long_range.listops import ListOps
 from attnlab.data.long_range.pathfinder import PATH_X, Pathfinder
-from attnlab.data.long_range.prepared import DATASETS
+from attnlab.data.long_range.preparable import DATASETS
 from attnlab.data.text.builders import STORAGE, Bucket, Examples, OrderedBuilder, Splits
 from attnlab.data.vision import archives
 from attnlab.errors import UserError
@@ -67,16 +67,6 @@ class Builder(OrderedBuilder, skip_registration=True):  # type: ignore[call-arg]
                 self.progress(f'writing {split}', index, total or 0)
             yield str(index), example
         self.info.metadata['content'][split] = digest.hexdigest()
-
-
-def digest_of(example: Mapping[str, Any]) -> bytes:
-    """SHA-256 over names, types and contents of an example, in the order of the names."""
-    digest = hashlib.sha256()
-    for name in sorted(example):
-        value = np.asarray(example[name])
-        digest.update(f'{name}\0{value.dtype.newbyteorder("<")}\0'.encode())
-        digest.update(value.astype(value.dtype.newbyteorder('<'), copy=False).tobytes())
-    return digest.digest()
 
 
 class DrawnBuilder(Builder, skip_registration=True):  # type: ignore[call-arg]

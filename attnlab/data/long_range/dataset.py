@@ -2,8 +2,11 @@
 
 import abc
 import dataclasses
+import hashlib
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from attnlab.data.pipeline import Source
 from attnlab.errors import UserError, nearest
@@ -68,3 +71,13 @@ def known_split(source: Dataset, split: str) -> None:
     """Raises `UserError` for an unknown split."""
     if split not in source.splits:
         raise UserError(f'{type(source).__name__} has no split {split!r}{nearest(split, source.splits)}')
+
+
+def digest_of(example: Mapping[str, Any]) -> bytes:
+    """SHA-256 over names, types and contents of an example, in the order of the names."""
+    digest = hashlib.sha256()
+    for name in sorted(example):
+        value = np.asarray(example[name])
+        digest.update(f'{name}\0{value.dtype.newbyteorder("<")}\0'.encode())
+        digest.update(value.astype(value.dtype.newbyteorder('<'), copy=False).tobytes())
+    return digest.digest()

@@ -2,12 +2,13 @@
 
 import abc
 import dataclasses
+import hashlib
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
-from attnlab.data.long_range.dataset import Dataset, Example, Kind, known_split
+from attnlab.data.long_range.dataset import Dataset, Example, Kind, digest_of, known_split
 from attnlab.data.synthetic.problem import SPLITS
 
 
@@ -69,7 +70,15 @@ class Drawn(Dataset):
         return DrawnRows(self.of, self.seed, split, self.splits[split])
 
     def describe(self) -> dict[str, Any]:
-        return {'source': 'drawn', 'of': self.of.name, 'seed': self.seed}
+        return {'source': 'drawn', 'of': self.of.name, 'seed': self.seed, 'content': self._content()}
+
+    def _content(self) -> str:
+        """SHA-256 over the edition and one example, since all of them may take hours.
+
+        Not over the name, which is another when a distribution gains a field, though its examples stay.
+        """
+        first = digest_of(example(self.of, self.seed, 'train', 0))
+        return hashlib.sha256(f'{type(self.of).__name__}\0{self.of.edition}\0'.encode() + first).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)

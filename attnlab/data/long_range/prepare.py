@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from attnlab.data.long_range.blocks import Progress
+from attnlab.data.long_range.dataset import digest_of
 from attnlab.data.long_range.drawn import example
-from attnlab.data.long_range.prepared import hashes, library, preparable
+from attnlab.data.long_range.preparable import preparable
+from attnlab.data.long_range.prepared import hashes, library
 from attnlab.errors import UserError
 
 TOGETHER = 256
@@ -85,7 +87,7 @@ def prepare(name: str, data_dir: pathlib.Path, workers: int, progress: Progress)
 
 def verify(builder: Any, progress: Progress) -> tuple[Split, ...]:
     """Reads all of a prepared data set. Raises `UserError` where it differs from what was written or drawn."""
-    from attnlab.data.long_range.builders import DrawnBuilder, digest_of
+    from attnlab.data.long_range.builders import DrawnBuilder
 
     seen: set[bytes] = set()
     found = []
@@ -114,8 +116,6 @@ def verify(builder: Any, progress: Progress) -> tuple[Split, ...]:
 
 
 def _check_drawn(builder: Any, split: str, records: Any, repeated: int) -> None:
-    from attnlab.data.long_range.builders import digest_of
-
     if repeated:
         raise UserError(f'{repeated} examples of {builder.name} up to {split} occur twice; report this')
     (name,) = (here for here, there in preparable(builder.name).splits.items() if there == split)

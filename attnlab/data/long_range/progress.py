@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from attnlab.data.long_range.preparable import DATASETS
 from attnlab.data.long_range.prepare import Preparation, prepare
-from attnlab.data.long_range.prepared import DATASETS
+from attnlab.data.long_range.prepared import of_another, versions
 from attnlab.tables import Column, Printer, Table
 
 
@@ -50,7 +51,9 @@ def prepare_with_progress(name: str, data_dir: pathlib.Path, workers: int, print
 
 
 def print_datasets(data_dir: pathlib.Path, printer: Printer) -> None:
-    """Prints the data sets that can be prepared, and which of them are."""
+    """Prints the data sets that can be prepared, which of them are, and which are those of another attnlab."""
+    found = {name: versions(name, data_dir) for name in DATASETS}
+    others = {name: other for name in DATASETS if found[name] and (other := of_another(name, data_dir)) is not None}
     columns = (
         Column('name'),
         Column('classes', right=True, rank=2),
@@ -63,12 +66,14 @@ def print_datasets(data_dir: pathlib.Path, printer: Printer) -> None:
             name,
             one.kind.classes,
             one.kind.length,
-            any((data_dir / name).glob('*/dataset_info.json')),
+            bool(found[name]) and name not in others,
             one.substitute,
         )
         for name, one in DATASETS.items()
     ]
     printer.table(Table('data', columns, rows, f'data sets in {data_dir}'))
+    for name, other in others.items():
+        printer.line(f'{name} was {other}; run: attnlab data prepare {name}')
 
 
 SPLITS = (

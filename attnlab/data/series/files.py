@@ -6,7 +6,9 @@ import gzip
 import hashlib
 import importlib
 import pathlib
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -169,7 +171,7 @@ def read_table(path: pathlib.Path, columns: tuple[str, ...] = ()) -> Values:
                 dtype=np.float64,
                 comments=None,
             )
-        except (ValueError, IndexError) as error:
+        except (ValueError, IndexError, EOFError, OSError, zlib.error) as error:
             failure = error
     place = _wrong_cell(path, found, wanted)
     raise UserError(f'{path} cannot be read as a table of numbers: {place or failure}') from failure
@@ -209,16 +211,25 @@ def parquet_columns(path: pathlib.Path) -> tuple[str | None, tuple[str, ...]]:
     return (dates[0] if dates else None), numbers
 
 
+UNREADABLE = (
+    *(ValueError, OSError, EOFError, SyntaxError, MemoryError),
+    *(zlib.error, zipfile.BadZipFile, tokenize.TokenError),
+)
+"""What numpy raises for files and members of an archive that are damaged, claim more than fits, or are objects."""
+
+
 def read_array(path: pathlib.Path, key: str, feature: int) -> Values:
     """The numbers of an array, `n v`. Raises `UserError` where there is no such array, and for other shapes."""
     try:
-        loaded = np.load(path, allow_pickle=False)
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
+        # numpy leaves a file open that it finds to be no archive.
+        with path.open('rb') as file:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.lib.npyio.NpzFile):
+                if key not in loaded:
+                    raise UserError(f'{path} has no array {key!r}{nearest(key, loaded.files)}')
+                loaded = loaded[key]
+    except UNREADABLE as error:
         raise UserError(f'{path} cannot be read as an array of numpy: {error}') from error
-    if isinstance(loaded, np.lib.npyio.NpzFile):
-        if key not in loaded:
-            raise UserError(f'{path} has no array {key!r}{nearest(key, loaded.files)}')
-        loaded = loaded[key]
     if loaded.ndim not in (2, 3) or loaded.dtype.kind not in 'fiu':
         raise UserError(f'{path} holds {loaded.dtype} of shape {loaded.shape}; a series has rows in time and columns')
     if loaded.ndim == 3:
@@ -278,7 +289,7 @@ def _lines(path: pathlib.Path) -> Iterator[str]:
     try:
         with _opened(path) as file:
             yield from file
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
+    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f'{path} is no text in UTF-8: {error}') from error
 
 

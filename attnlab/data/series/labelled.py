@@ -3,9 +3,6 @@
 import dataclasses
 import functools
 import pathlib
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from attnlab.data.long_range.dataset import Dataset, Example, Kind, known_split
-from attnlab.data.series.files import digest
+from attnlab.data.series.files import UNREADABLE, digest
 from attnlab.errors import UserError
 
 PARTS = {'train': 0.8, 'valid': 0.1, 'test': 0.1}
@@ -73,19 +70,12 @@ def labelled_windows(path: str) -> LabelledWindows:
     return LabelledWindows(path, int(labels.max()) + 1, *windows.shape[1:])
 
 
-UNREADABLE = (
-    *(ValueError, OSError, EOFError, SyntaxError, MemoryError),
-    *(zlib.error, zipfile.BadZipFile, tokenize.TokenError),
-)
-"""What numpy raises for members of an archive that are damaged, claim more numbers than fit, or are objects."""
-
-
 @functools.lru_cache(maxsize=2)
 def splits(path: str) -> dict[str, Split]:
     """The windows and labels of every split, as they are. Raises `UserError` for a file without them."""
     try:
         loaded = np.load(path, allow_pickle=False)
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise UserError(f'{path} cannot be read as a file of numpy: {error}') from error
     names = loaded.files if isinstance(loaded, np.lib.npyio.NpzFile) else []
     if 'x_train' in names:

@@ -201,15 +201,38 @@ def load_tokenizer(path: pathlib.Path) -> Bytes | TrainedBytePairs:
     """Reads what `save_tokenizer` wrote. Raises `UserError` naming the file where it is missing, damaged or altered."""
     try:
         fields = json.loads(path.read_text(encoding='utf-8'))
-        tokenizer = Bytes() if fields['kind'] == 'bytes' else TrainedBytePairs(fields['vocab'], fields['definition'])
-        intact = tokenizer.hash == fields['hash']
+        tokenizer = Bytes() if fields['kind'] == 'bytes' else _byte_pairs(fields['vocab'], fields['definition'])
+        if tokenizer.hash != fields['hash']:
+            raise UserError(f'the tokenizer {path} was altered since it was written: its hash is not {fields["hash"]}')
+        if isinstance(tokenizer, TrainedBytePairs):
+            _check_definition(tokenizer)
     except OSError as error:
         raise UserError(f'cannot read the tokenizer {path}: {error.strerror}') from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f'{path} is not a tokenizer that attnlab wrote: {error!r}') from error
-    if not intact:
-        raise UserError(f'the tokenizer {path} was altered since it was written: its hash is not {fields["hash"]}')
     return tokenizer
+
+
+def _byte_pairs(vocab: Any, definition: Any) -> TrainedBytePairs:
+    if type(vocab) is not int or not isinstance(definition, str):
+        raise TypeError('vocab is a whole number, definition a text')
+    return TrainedBytePairs(vocab, definition)
+
+
+def _check_definition(tokenizer: TrainedBytePairs) -> None:
+    """Raises `ValueError` and the like for a definition that is none, or has another number of tokens."""
+    # Of a copy, since what is read of a definition is kept, and pickled with it.
+    read = dataclasses.replace(tokenizer)
+    count = len(read.token_bytes)
+    try:
+        known = read._encoder.get_vocab_size()
+    except UserError:
+        raise
+    # The library raises no class of its own.
+    except Exception as error:
+        raise ValueError(str(error)) from error
+    if not count == known == tokenizer.vocab:
+        raise ValueError(f'vocab is {tokenizer.vocab}, and the definition has {known} tokens')
 
 
 def ids_dtype(vocab: int) -> np.dtype:

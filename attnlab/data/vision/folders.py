@@ -1,7 +1,9 @@
 """Images of one's own: files in one folder a class."""
 
+import concurrent.futures
 import dataclasses
 import functools
+import hashlib
 import io
 import pathlib
 from collections.abc import Mapping
@@ -25,7 +27,7 @@ class ImageFolder(Dataset):
     Without folders of splits the images of every class are put in a fixed random order, of which 80 % are for training
     and 10 % each for validation and testing; with them, where there is no `valid`, the images of `test` are validated
     on. Images are scaled so that they just cover a square of `size`, and cut around their middle. They are read when
-    they are asked for.
+    they are asked for, and once more by each process that trains or evaluates, for the digest that their run records.
 
     Attributes:
       path: the folder.
@@ -61,7 +63,8 @@ class ImageFolder(Dataset):
         return Files(_files(self)[split], self.size, self.channels)
 
     def describe(self) -> dict[str, Any]:
-        return {'source': 'images', 'path': self.path, 'counts': {name: len(of) for name, of in _files(self).items()}}
+        counts = {name: len(of) for name, of in _files(self).items()}
+        return {'source': 'images', 'path': self.path, 'counts': counts, 'content': _content(self)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +146,31 @@ def _files(data: ImageFolder) -> dict[str, tuple[tuple[pathlib.Path, int], ...]]
         if not found[split]:
             raise UserError(f'{data.path} has no {split} images; a class needs at least ten, or a folder {split}/CLASS')
     return found
+
+
+@functools.cache
+def _content(data: ImageFolder) -> str:
+    """SHA-256 over path, size and SHA-256 of every image, in the order of the paths, with the splits it is of."""
+    root = pathlib.Path(data.path)
+    splits: dict[pathlib.Path, list[str]] = {}
+    for split, files in _files(data).items():
+        for path, _ in files:
+            splits.setdefault(path, []).append(split)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        contents = pool.map(_file_digest, splits)
+        lines = [
+            f'{path.relative_to(root).as_posix()}\0{path.stat().st_size}\0{content}\0{",".join(of)}\n'
+            for (path, of), content in zip(splits.items(), contents, strict=True)
+        ]
+    return hashlib.sha256(''.join(sorted(lines)).encode(errors='surrogateescape')).hexdigest()
+
+
+def _file_digest(path: pathlib.Path) -> str:
+    try:
+        with path.open('rb') as file:
+            return hashlib.file_digest(file, 'sha256').hexdigest()
+    except OSError as error:
+        raise UserError(f'cannot read {path}: {error.strerror}') from error
 
 
 def _parts(classes: dict[str, list[pathlib.Path]]) -> dict[str, dict[str, list[pathlib.Path]]]:

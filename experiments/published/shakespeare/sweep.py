@@ -1,10 +1,12 @@
 """Characters of Shakespeare: the two settings of nanoGPT, for a CPU and for a GPU"""
 
 import dataclasses
+import hashlib
 import pathlib
 
 from attnlab.config import spec
 from attnlab.configuration import config_of
+from attnlab.errors import UserError
 from attnlab.experiment.experiment import Finished, Run
 from attnlab.experiment.published import Published
 from attnlab.nn.initialization import Gaussian
@@ -52,17 +54,37 @@ WARMUP = 100
 """Steps, of both."""
 
 
+TEXTS = './shakespeare/train.txt', './shakespeare/valid.txt'
+TRAIN = 1_003_854
+"""Bytes of the first."""
+
+SHA256 = '86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed'
+"""Of both, one after the other."""
+
+
 def runs(size):
-    """One run a seed."""
+    """One run a seed. Raises `UserError` where the text is here, and is another."""
+    check_text()
     return [Run(f'seed{seed}', config(size, seed)) for seed in range(3)]
+
+
+def check_text():
+    """Raises `UserError` for files that are not the published text, cut where nanoGPT cuts it."""
+    paths = [pathlib.Path(text) for text in TEXTS]
+    # Where one is not there, training says so; results of runs elsewhere can be reported without.
+    if not all(path.is_file() for path in paths):
+        return
+    train, valid = (path.read_bytes() for path in paths)
+    if len(train) != TRAIN or hashlib.sha256(train + valid).hexdigest() != SHA256:
+        raise UserError(f'{" and ".join(TEXTS)} are not the text of the published result; README.md says how to cut it')
 
 
 def config(size, seed):
     """That of nanoGPT for a CPU, at full size that for a GPU, with what `published` says is changed."""
-    found, setting = config_of(CONFIG, 'zoo=mha,data=./shakespeare/train.txt'), SETTINGS[size]
+    found, setting = config_of(CONFIG, f'zoo=mha,data={TEXTS[0]}'), SETTINGS[size]
     with found.unlocked():
         found.seed = seed
-        found.task.text.valid_path = './shakespeare/valid.txt'
+        found.task.text.valid_path = TEXTS[1]
         found.length, found.batch_size, found.steps = setting.length, setting.batch_size, setting.steps
         found.precision.activations = setting.activations
         found.optimizer.update(peak_lr=1e-3, b2=0.99, weight_decay=0.1, clip=1.0)

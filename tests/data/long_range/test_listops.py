@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from attnlab.config import build, spec
-from attnlab.data.long_range.builders import digest_of
+from attnlab.data.long_range.dataset import digest_of
 from attnlab.data.long_range.drawn import Drawn, example
 from attnlab.data.long_range.listops import SYMBOLS, ListOps
 from attnlab.errors import UserError

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from attnlab.data.long_range.builders import digest_of
+from attnlab.data.long_range.dataset import digest_of
 from attnlab.data.long_range.drawn import Drawn, example
 from attnlab.data.long_range.pathfinder import PATH_X, Pathfinder, _added, _shapes, _towards
 from attnlab.errors import UserError

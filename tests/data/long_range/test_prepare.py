@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -13,8 +14,9 @@ import pytest
 from attnlab.data.long_range.blocks import Blocks, draw_all
 from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.long_range.listops import ListOps
+from attnlab.data.long_range.preparable import DATASETS, preparable
 from attnlab.data.long_range.prepare import prepare
-from attnlab.data.long_range.prepared import DATASETS, Prepared, preparable
+from attnlab.data.long_range.prepared import Prepared
 from attnlab.errors import UserError
 
 pytest.importorskip('tensorflow_datasets')
@@ -173,6 +175,31 @@ def test_the_command_says_what_is_there(tmp_path, short, capsys):
     assert 'usage: attnlab data prepare NAME' in capsys.readouterr().err
     assert main(['data']) == 0
     assert 'pathfinder128' in capsys.readouterr().out
+
+
+def test_what_another_version_prepared_is_not_read(tmp_path, short, monkeypatch, capsys):
+    from attnlab.cli import main
+
+    version = builders.tfds.core.Version
+    prepare('listops', tmp_path, 1, Told())
+    earlier = Prepared('listops', str(tmp_path)).describe()
+    for now in ('10.0.0', '0.9.0'):
+        monkeypatch.setattr(builders.ListOpsBuilder, 'VERSION', version(now))
+        said = rf'prepared by another attnlab \(1.0.0; this one has {now}\); run: attnlab data prepare listops'
+        with pytest.raises(UserError, match=rf'{tmp_path}/listops was {said} --data_dir={tmp_path}'):
+            Prepared('listops', str(tmp_path)).rows('train')
+        assert main(['data', 'list', f'--data_dir={tmp_path}', '--format=plain']) == 0
+        shown = capsys.readouterr()
+        assert re.search(rf'^listops was {said}$', shown.out + shown.err, re.MULTILINE)
+        assert re.search(r'^listops\t.*\tFalse\b', shown.out, re.MULTILINE)
+    monkeypatch.setattr(builders.ListOpsBuilder, 'VERSION', version('10.0.0'))
+    assert prepare('listops', tmp_path, 1, Told()).folder == tmp_path / 'listops' / '10.0.0'
+    for now in ('10.0.0', '1.0.0'):
+        monkeypatch.setattr(builders.ListOpsBuilder, 'VERSION', version(now))
+        assert Prepared('listops', str(tmp_path)).describe() == earlier | {'name': f'listops/{now}'}
+    assert main(['data', 'list', f'--data_dir={tmp_path}', '--format=plain']) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r'^listops\t.*\tTrue\b', shown, re.MULTILINE) and 'another attnlab' not in shown
 
 
 def test_what_is_not_what_was_written_is_refused(tmp_path, short, monkeypatch):

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from attnlab.data.series import published
-from attnlab.data.series.files import CSVSeries, NPZSeries, ParquetSeries
+from attnlab.data.series.files import CSVSeries, NPZSeries, ParquetSeries, read_array, read_table
 from attnlab.data.series.published import PUBLISHED, PublishedSeries, blob_digest
 from attnlab.data.series.series import Shares
 from attnlab.data.series.windows import scaled
@@ -188,3 +188,23 @@ def test_git_names_a_file_by_its_content(tmp_path):
 def test_every_published_series_has_splits_of_its_rows():
     for name, row in PUBLISHED.items():
         assert sum(row.split.counts(row.rows)) <= row.rows and row.season >= 1, name
+
+
+def test_files_that_are_damaged_are_named(tmp_path):
+    path = tmp_path / 'a.npz'
+    np.savez(path, data=NUMBERS)
+    whole = path.read_bytes()
+    np.savez(path, data=np.array([[1, None]], dtype=object))
+    for content in (whole.replace(b"{'descr'", b"{'de(((", 1), path.read_bytes(), whole[:-30], b''):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=rf'{path} cannot be read as an array of numpy'):
+            read_array(path, 'data', 0)
+    (tmp_path / 'a.npy').write_bytes(b'')
+    with pytest.raises(UserError, match=r'a\.npy cannot be read as an array of numpy'):
+        read_array(tmp_path / 'a.npy', 'data', 0)
+    text = gzip.compress(''.join(f'{i},{i * i}\n' for i in range(20_000)).encode())
+    broken = text[: len(text) // 2] + bytes(40) + text[len(text) // 2 + 40 :]
+    for name, content in (('cut', text[:-100]), ('broken', broken)):
+        (tmp_path / f'{name}.csv.gz').write_bytes(content)
+        with pytest.raises(UserError, match=rf'{name}.csv.gz (is no text in UTF-8|cannot be read as a table)'):
+            read_table(tmp_path / f'{name}.csv.gz')

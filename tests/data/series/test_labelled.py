@@ -81,6 +81,7 @@ def test_members_that_cannot_be_read_are_named(tmp_path):
 
 
 def test_another_file_is_named(tmp_path):
-    (tmp_path / 'a.npz').write_bytes(b'no archive')
-    with pytest.raises(UserError, match='cannot be read as a file of numpy'):
-        labelled_windows(str(tmp_path / 'a.npz'))
+    for content in (b'no archive', b''):
+        (tmp_path / 'a.npz').write_bytes(content)
+        with pytest.raises(UserError, match='cannot be read as a file of numpy'):
+            labelled_windows(str(tmp_path / 'a.npz'))

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import sys
 
@@ -123,11 +124,24 @@ def test_saving_and_loading(pairs, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ['tokenizer.json']
 
 
+def digest(text):
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def test_tokenizer_files_that_are_missing_damaged_or_altered(pairs, tmp_path):
     path = tmp_path / 'tokenizer.json'
     with pytest.raises(UserError, match=rf'cannot read the tokenizer {path}: No such file'):
         load_tokenizer(path)
-    for content in ('', '{', '{}', '[]', '{"kind": "byte pairs", "vocab": 3}'):
+    definitions = '{}', '[]', '5', '{"model": {"vocab": {"a": 0}}}', json.loads(pairs.definition) | {'model': {}}
+    written = [
+        json.dumps({'kind': 'byte pairs', 'vocab': vocab, 'hash': digest(text), 'definition': text})
+        for vocab, text in (
+            *((pairs.vocab, one if isinstance(one, str) else json.dumps(one)) for one in definitions),
+            *((other, pairs.definition) for other in (3, pairs.vocab + 1, 'many')),
+        )
+    ]
+    number = '{"kind": "byte pairs", "vocab": 3, "hash": "a", "definition": 5}'
+    for content in ('', '{', '{}', '[]', '{"kind": "byte pairs", "vocab": 3}', number, '[' * 100_000, *written):
         path.write_text(content)
         with pytest.raises(UserError, match=f'{path} is not a tokenizer'):
             load_tokenizer(path)
