@@ -166,8 +166,15 @@ def check_not_positive(core: str, implementation: str | None, **arguments: jax.A
         checkify.debug_check(highest <= 0, message, highest=highest)
 
 
+def class_numbers(labels: jax.Array) -> jax.Array:
+    """Labels of any integer type in int32, those beyond it as its smallest or its largest number."""
+    known, held = jnp.iinfo(labels.dtype), jnp.iinfo(jnp.int32)
+    # By its own method: `jnp` would cut what NumPy has in 64 bits first.
+    return jnp.asarray(labels.clip(max(known.min, held.min), min(known.max, held.max))).astype(jnp.int32)
+
+
 def check_classes(core: str, labels: jax.Array, classes: int) -> None:
-    """Raises ValueError for labels beyond the classes, from `classes` up or below `-classes`.
+    """Raises ValueError for labels, int32, beyond the classes, from `classes` up or below `-classes`.
 
     Under `jax.jit`, where their values are not at hand, it is an error under `jax.experimental.checkify`, and elsewhere
     the loss of such a label is NaN.

@@ -29,7 +29,7 @@ def cross_entropy(
     Args:
       hidden: activations, `n d`.
       embedding: one row per class, `o d`.
-      labels: class of every token, integers `n` from 0 to o - 1; negative ones count from the end.
+      labels: class of every token, integers `n` of any type, from 0 to o - 1; negative ones count from the end.
       z_loss: weight of the squared log-normaliser (Chowdhery et al., 2022, arXiv 2204.02311).
       soft_cap: bound of the logits (Gemma team, 2024, arXiv 2408.00118); `None`: not bounded.
       implementation: `None` chooses; see `dispatch.select`.
@@ -50,8 +50,8 @@ def cross_entropy(
         raise ValueError(f'{CORE}: soft_cap is {soft_cap}; expected a positive number, or None')
 
     o = embedding.shape[0]
+    labels = arguments.class_numbers(labels)
     arguments.check_classes(CORE, labels, o)
-    labels = labels.astype(jnp.int32)
     labels = jnp.where(labels < -o, o, jnp.where(labels < 0, labels + o, labels))
 
     here = target.current()
