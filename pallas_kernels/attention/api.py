@@ -69,7 +69,7 @@ def attention(
     Raises:
       ValueError: for shapes that do not fit, a window below 1, sinks without a window, or forget gates or scores of a
         sink where they are not defined.
-      TypeError: for arrays that are not floating point, or non-integer `segments`.
+      TypeError: for arrays that are not floating point, non-integer `segments`, or a traced `scale`.
       NotImplementedError: for a named implementation that cannot serve the call.
     """
     sizes = arguments.match(CORE, {}, q=(q, 'b t h k'), k=(k, 'b s g k'), v=(v, 'b s g v'))

@@ -40,7 +40,7 @@ def cross_entropy(
 
     Raises:
       ValueError: for shapes that do not fit, labels beyond the classes, or a `soft_cap` that is not positive.
-      TypeError: for arrays that are not floating point, or non-integer `labels`.
+      TypeError: for arrays that are not floating point, non-integer `labels`, or a traced `z_loss` or `soft_cap`.
       NotImplementedError: for a named implementation that cannot serve the call.
     """
     arguments.match(CORE, {}, hidden=(hidden, 'n d'), embedding=(embedding, 'o d'), labels=(labels, 'n'))
