@@ -77,6 +77,14 @@ def visible_pairs(t: int, s: int, *, causal: bool, window: int | None = None, si
     return pairs if causal else pairs + t * sinks - _clipped(far, t, sinks)
 
 
+def computed_scores(t: int, s: int, tile: tiling.AttentionTile, *, causal: bool, window: int | None, sinks: int) -> int:
+    """The scores of all tiles that have a visible pair, hidden ones and padding among them."""
+    if s == 0:
+        return 0
+    tiles = tiling.visible_tiles(t, s, tile, causal=causal, window=window, sinks=sinks)
+    return tile.queries * tile.keys * sum(len(part) for parts in tiles for part in parts)
+
+
 def _clipped(first: int, count: int, most: int) -> int:
     """The sum of `count` consecutive integers from `first` on, each clipped to the range from 0 to `most`."""
 
@@ -102,22 +110,51 @@ def attention(
     itemsize: int = 2,
     implementation: str = 'reference',
 ) -> CallCost:
-    """Two products forward, four backward; forms recompute the scores, those for GPUs and TPUs twice."""
+    """Two products forward, four backward; forms recompute the scores, those for GPUs and TPUs twice.
+
+    Forms compute whole tiles of scores. The tiles for GPUs are those of a softmax without biases, by rule.
+    """
     pairs = b * h * visible_pairs(t, s, causal=causal, window=window, sinks=sinks)
     arrays = itemsize * b * (t * h * (k + v) + s * g * (k + v))
     model = Passes(
         Cost(2 * pairs * (k + v), arrays, pairs), Cost(4 * pairs * (k + v), 2 * arrays + itemsize * b * t * h * v, 0)
     )
-    dense = implementation == 'reference' or (implementation == 'xla' and tiling.attention(t, s) is None)
-    done = b * h * t * s if dense else pairs
+
+    def computed(queries: int, keys: int) -> int:
+        tile = tiling.AttentionTile(queries, keys)
+        return b * h * computed_scores(t, s, tile, causal=causal, window=window, sinks=sinks)
+
+    # What is computed forward, for the gradients of queries, and for those of keys and values.
+    done = of_queries = of_keys = pairs
+    match implementation:
+        case 'reference' | 'xla':
+            tile = tiling.attention(t, s) if implementation == 'xla' else None
+            done = b * h * t * s if tile is None else computed(tile.queries, tile.keys)
+        case 'mosaic_tpu':
+            tile = tiling.attention_tpu(t, s)
+            done = of_queries = of_keys = computed(tile.queries, tile.keys)
+        case 'mosaic_gpu':
+            steps = _hopper_steps(k, v, h // g)
+            done, of_queries = computed(128, steps.forward), computed(128, steps.query_gradients)
+            of_keys = computed(steps.key_gradients, 128)
     match implementation:
         case 'reference':
             back = Cost(4 * done * (k + v), model.backward.bytes, 0)
         case 'mosaic_gpu' | 'mosaic_tpu':
-            back = Cost(2 * done * (4 * k + 3 * v), model.backward.bytes, 2 * done)
+            products = of_queries * (2 * k + v) + of_keys * (2 * k + 2 * v)
+            back = Cost(2 * products, model.backward.bytes, of_queries + of_keys)
         case _:
             back = Cost(2 * done * (3 * k + 2 * v), model.backward.bytes, done)
     return CallCost(model, Passes(Cost(2 * done * (k + v), arrays, done), back))
+
+
+def _hopper_steps(k: int, v: int, r: int) -> tiling.HopperAttentionTile:
+    """Raises ValueError for heads that the kernels do not take."""
+    padded = -(-k // 64) * 64, -(-v // 64) * 64
+    found = tiling.attention_hopper(*padded, r, vectors=0, numbers=2, bias=False)
+    if found is None:
+        raise ValueError(f'attention: k={k} and v={v} at {r} query heads a group; expected heads that mosaic_gpu takes')
+    return found
 
 
 def linear_attention(

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import pallas_kernels
-from pallas_kernels import cost, counting, dispatch, target
+from pallas_kernels import Softmax, cost, counting, dispatch, target, tiling
+from pallas_kernels.attention import blocks
+from pallas_kernels.attention.problem import Rule
 
 
 def test_visible_pairs_are_those_of_a_mask():
@@ -21,6 +23,52 @@ def test_visible_pairs_are_those_of_a_mask():
             visible &= (abs(distance) < window) | (keys < sinks)
         found = cost.visible_pairs(t, s, causal=causal, window=window, sinks=sinks)
         assert found == visible.sum(), (t, s, window, sinks, causal)
+
+
+def tiles_seen(t, s, queries, keys, causal, window):
+    """The tiles of a mask with something in them."""
+    distance = np.arange(t)[:, None] + s - t - np.arange(s)
+    visible = (distance >= 0) if causal else np.ones((t, s), bool)
+    if window is not None:
+        visible &= abs(distance) < window
+    visible = np.pad(visible, ((0, -t % queries), (0, -s % keys)))
+    return int(visible.reshape(-(-t // queries), queries, -1, keys).any((1, 3)).sum())
+
+
+@pytest.mark.parametrize(
+    ('causal', 'window', 't', 's'), [(True, 128, 2048, 2048), (True, None, 1500, 2100), (False, 300, 2048, 2048)]
+)
+def test_executed_attention_counts_whole_tiles(causal, window, t, s):
+    sizes = {'b': 2, 't': t, 's': s, 'h': 6, 'g': 2, 'k': 64, 'v': 128, 'causal': causal, 'window': window}
+    call = {name: cost.attention(**sizes, implementation=name) for name in ('xla', 'mosaic_tpu', 'mosaic_gpu')}
+
+    def scores(queries, keys):
+        return 12 * queries * keys * tiles_seen(t, s, queries, keys, causal, window)
+
+    done = scores(512, 512)
+    assert call['xla'].executed.forward.flops == 2 * done * (64 + 128)
+    assert call['xla'].executed.forward.exponentials == call['xla'].executed.backward.exponentials == done
+    # Scores again, and two products for each gradient of a factor.
+    assert call['xla'].executed.backward.flops == 2 * done * (3 * 64 + 2 * 128)
+    tile = tiling.attention_tpu(t, s)
+    done = scores(tile.queries, tile.keys)
+    assert call['mosaic_tpu'].executed.forward.flops == 2 * done * (64 + 128)
+    assert call['mosaic_tpu'].executed.backward.flops == 2 * done * (4 * 64 + 3 * 128)
+    steps = tiling.attention_hopper(64, 128, 3, vectors=0, numbers=2, bias=False)
+    found = call['mosaic_gpu'].executed
+    assert found.forward.flops == 2 * scores(128, steps.forward) * (64 + 128)
+    of_queries, of_keys = scores(128, steps.query_gradients), scores(steps.key_gradients, 128)
+    assert found.backward.flops == 2 * (of_queries * (2 * 64 + 128) + of_keys * (2 * 64 + 2 * 128))
+    assert found.backward.exponentials == of_queries + of_keys
+
+
+def test_a_narrow_window_in_blocks_costs_the_blocks():
+    rule = Rule(Softmax(), 1.0, True, 128, 0)
+    tile = tiling.attention(8192, 8192)
+    done = len(blocks.pairs(rule, 8192, 8192, tile)) * tile.queries * tile.keys
+    call = cost.attention(b=1, t=8192, s=8192, h=1, g=1, k=64, v=64, window=128, implementation='xla')
+    assert call.executed.forward.exponentials == done == 31 * 512 * 512
+    assert call.model.forward.exponentials == 128 * 8192 - 127 * 128 // 2
 
 
 @functools.cache
