@@ -365,7 +365,7 @@ def long_conv(
     """A product and a sum for every token and tap that meet, or Fourier transforms where these take less.
 
     Backward as much for each of the two gradients. The reference takes no transforms, nor does the portable form for
-    short rows; with documents it has transforms for every halving of the row, and backward makes them again.
+    short rows or few taps; with documents it has transforms for every halving of the row. Backward makes them again.
     """
     pairs = visible_pairs(t, t, causal=True, window=w)
     direct, transforms = 2 * b * d * pairs, _transforms(b, 2 * t, d)
@@ -374,6 +374,9 @@ def long_conv(
     model = Passes(Cost(least, moved), Cost(2 * least, moved_back))
     if implementation == 'reference':
         return CallCost(model, Passes(Cost(direct, moved), Cost(2 * direct, moved_back)))
+    if w <= tiling.SHIFTS and t > tiling.TOEPLITZ:
+        done = 2 * b * t * d * w
+        return CallCost(model, Passes(Cost(done, moved), Cost(2 * done, moved_back)))
     halves = [1 << level for level in range(max(0, t - 1).bit_length())]
     if packed:
         blocks = [-(-t // (2 * half)) for half in halves]
