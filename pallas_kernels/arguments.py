@@ -43,11 +43,18 @@ def check_fields(value: Any) -> None:
 
 
 def check(path: str, value: Any, hint: Any) -> None:
-    """Raises TypeError for a value that a type hint does not admit, ValueError for a float that is not a number."""
+    """Raises TypeError for a value that a type hint does not admit, ValueError for a float that is not a number.
+
+    Numbers must not be traced: they are constants of programs, and have no gradients.
+    """
     members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if not any(_admits(member, value) for member in members):
-        shown = repr(value) if len(repr(value)) < 60 else 'a value'
         expected = ' or '.join(_called(member) for member in members)
+        if float in members and isinstance(value, jax.core.Tracer):
+            raise TypeError(
+                f'{path} is traced by JAX; expected {expected}; multiply an array, such as q, by what varies'
+            )
+        shown = repr(value) if len(repr(value)) < 60 else 'a value'
         raise TypeError(f'{path} is {shown}, of type {type(value).__name__}; expected {expected}')
     if isinstance(value, float) and math.isnan(value):
         raise ValueError(f'{path} is nan; expected a number')
@@ -58,7 +65,10 @@ def _admits(hint: Any, value: Any) -> bool:
     if hint is jax.Array:
         return array
     if hint is float:
-        return array or (isinstance(value, numbers.Real) and not isinstance(value, bool))
+        # Of a traced one, a constant of the forms, a gradient would escape from some and be missing in others.
+        return (array and not isinstance(value, jax.core.Tracer)) or (
+            isinstance(value, numbers.Real) and not isinstance(value, bool)
+        )
     if hint is int:
         return isinstance(value, numbers.Integral) and not isinstance(value, bool)
     kind = typing.get_origin(hint) or hint
@@ -166,8 +176,15 @@ def check_not_positive(core: str, implementation: str | None, **arguments: jax.A
         checkify.debug_check(highest <= 0, message, highest=highest)
 
 
+def class_numbers(labels: jax.Array) -> jax.Array:
+    """Labels of any integer type in int32, those beyond it as its smallest or its largest number."""
+    known, held = jnp.iinfo(labels.dtype), jnp.iinfo(jnp.int32)
+    # By its own method: `jnp` would cut what NumPy has in 64 bits first.
+    return jnp.asarray(labels.clip(max(known.min, held.min), min(known.max, held.max))).astype(jnp.int32)
+
+
 def check_classes(core: str, labels: jax.Array, classes: int) -> None:
-    """Raises ValueError for labels beyond the classes, from `classes` up or below `-classes`.
+    """Raises ValueError for labels, int32, beyond the classes, from `classes` up or below `-classes`.
 
     Under `jax.jit`, where their values are not at hand, it is an error under `jax.experimental.checkify`, and elsewhere
     the loss of such a label is NaN.

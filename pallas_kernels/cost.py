@@ -2,9 +2,12 @@
 
 A multiplication and an addition count as two operations. Model costs are those of the definition, whichever form
 runs: matrix products over the pairs of queries and keys that are visible by position, the steps of a recurrence as in
-its equation, every argument and result moved once. Executed costs are those of a form, including recomputation in the
-backward pass and, where it works in chunks, the products within them. Documents, which hide more, are known only when a
-call runs, and are ignored.
+its equation. Bytes are those of arguments and results, each moved once; in the backward pass of arguments, or of
+results where these serve, and of the gradients of both. Arrays count whole, of one type, states and decays in float32:
+heads that share keys and decays that are constant take less. What may be kept is not computed again.
+
+Executed costs are those of a form, including recomputation in the backward pass and, where it works in chunks, the
+products within them. Documents, which hide more, are known only when a call runs, and are ignored.
 """
 
 import dataclasses
@@ -77,6 +80,14 @@ def visible_pairs(t: int, s: int, *, causal: bool, window: int | None = None, si
     return pairs if causal else pairs + t * sinks - _clipped(far, t, sinks)
 
 
+def computed_scores(t: int, s: int, tile: tiling.AttentionTile, *, causal: bool, window: int | None, sinks: int) -> int:
+    """The scores of all tiles that have a visible pair, hidden ones and padding among them."""
+    if s == 0:
+        return 0
+    tiles = tiling.visible_tiles(t, s, tile, causal=causal, window=window, sinks=sinks)
+    return tile.queries * tile.keys * sum(len(part) for parts in tiles for part in parts)
+
+
 def _clipped(first: int, count: int, most: int) -> int:
     """The sum of `count` consecutive integers from `first` on, each clipped to the range from 0 to `most`."""
 
@@ -102,22 +113,51 @@ def attention(
     itemsize: int = 2,
     implementation: str = 'reference',
 ) -> CallCost:
-    """Two products forward, four backward; forms recompute the scores, those for GPUs and TPUs twice."""
+    """Two products forward, four backward; forms recompute the scores, those for GPUs and TPUs twice.
+
+    Forms compute whole tiles of scores. The tiles for GPUs are those of a softmax without biases, by rule.
+    """
     pairs = b * h * visible_pairs(t, s, causal=causal, window=window, sinks=sinks)
     arrays = itemsize * b * (t * h * (k + v) + s * g * (k + v))
-    model = Passes(
-        Cost(2 * pairs * (k + v), arrays, pairs), Cost(4 * pairs * (k + v), 2 * arrays + itemsize * b * t * h * v, 0)
-    )
-    dense = implementation == 'reference' or (implementation == 'xla' and tiling.attention(t, s) is None)
-    done = b * h * t * s if dense else pairs
+    model = Passes(Cost(2 * pairs * (k + v), arrays, pairs), Cost(4 * pairs * (k + v), 2 * arrays))
+
+    def computed(queries: int, keys: int) -> int:
+        tile = tiling.AttentionTile(queries, keys)
+        return b * h * computed_scores(t, s, tile, causal=causal, window=window, sinks=sinks)
+
+    # What is computed forward, for the gradients of queries, and for those of keys and values.
+    done = of_queries = of_keys = pairs
     match implementation:
-        case 'reference':
-            back = Cost(4 * done * (k + v), model.backward.bytes, 0)
+        case 'reference' | 'xla':
+            tile = tiling.attention(t, s) if implementation == 'xla' else None
+            done = b * h * t * s if tile is None else computed(tile.queries, tile.keys)
+        case 'mosaic_tpu':
+            tile = tiling.attention_tpu(t, s)
+            done = of_queries = of_keys = computed(tile.queries, tile.keys)
+        case 'mosaic_gpu':
+            steps = _hopper_steps(k, v, h // g)
+            done, of_queries = computed(128, steps.forward), computed(128, steps.query_gradients)
+            of_keys = computed(steps.key_gradients, 128)
+    # The portable form keeps few weights, and computes many again.
+    kept = implementation == 'xla' and tiling.attention(t, s) is None and tiling.keeps_weights(b * h * t * s)
+    match implementation:
+        case 'reference' | 'xla' if kept or implementation == 'reference':
+            back = Cost(4 * done * (k + v), model.backward.bytes)
         case 'mosaic_gpu' | 'mosaic_tpu':
-            back = Cost(2 * done * (4 * k + 3 * v), model.backward.bytes, 2 * done)
+            products = of_queries * (2 * k + v) + of_keys * (2 * k + 2 * v)
+            back = Cost(2 * products, model.backward.bytes, of_queries + of_keys)
         case _:
             back = Cost(2 * done * (3 * k + 2 * v), model.backward.bytes, done)
     return CallCost(model, Passes(Cost(2 * done * (k + v), arrays, done), back))
+
+
+def _hopper_steps(k: int, v: int, r: int) -> tiling.HopperAttentionTile:
+    """Raises ValueError for heads that the kernels do not take."""
+    padded = -(-k // 64) * 64, -(-v // 64) * 64
+    found = tiling.attention_hopper(*padded, r, vectors=0, numbers=2, bias=False)
+    if found is None:
+        raise ValueError(f'attention: k={k} and v={v} at {r} query heads a group; expected heads that mosaic_gpu takes')
+    return found
 
 
 def linear_attention(
@@ -138,23 +178,23 @@ def linear_attention(
     """
     steps, state = b * t * h, k * v
     numbers = {None: 0, 'scalar': 1, 'vector': k}[decay]
-    arrays = steps * (itemsize * (2 * k + 2 * v) + 4 * numbers) + 4 * 2 * b * h * state
+    taken = steps * (itemsize * (2 * k + v) + 4 * numbers) + 4 * b * h * state
+    moved, moved_back = _moved(taken, steps * itemsize * v + 4 * b * h * state)
     per_step = (4 + (decay is not None)) * state
     # For the decays, which scale the gradient of the state, and whose gradient is a sum over the state times that.
     per_step_back = 8 * state + 3 * state * (decay is not None)
-    model = Passes(
-        Cost(steps * per_step, arrays, steps * numbers), Cost(steps * per_step_back, 2 * arrays, steps * numbers)
-    )
+    model = Passes(Cost(steps * per_step, moved, steps * numbers), Cost(steps * per_step_back, moved_back))
     if implementation == 'reference':
         return CallCost(model, model)
     c = _chunk('linear_attention', implementation, b, t, h, k, v, decay)
     within = 2 * c * (k * (7 if decay == 'vector' and implementation == 'mosaic_gpu' else 1) + v)
-    ahead = Cost(steps * (4 * state + within), arrays, steps * (numbers + c))
+    exponentials = _exponentials('linear_attention', implementation, c, decay, k)
+    ahead = Cost(steps * (4 * state + within), moved, steps * exponentials[0])
     if implementation == 'mosaic_gpu':
         # The states again, their gradients, and those of values, queries and keys through the outputs.
-        back = Cost(steps * (10 * state + 5 * within), 2 * arrays, 4 * ahead.exponentials)
+        back = Cost(steps * (10 * state + 5 * within), moved_back, 2 * steps * exponentials[1])
     else:
-        back = Cost(3 * ahead.flops, 2 * arrays, 2 * ahead.exponentials)
+        back = Cost(3 * ahead.flops, moved_back, steps * exponentials[1])
     return CallCost(model, Passes(ahead, back))
 
 
@@ -176,18 +216,18 @@ def delta_rule(
     """
     steps, state = b * t * h, k * v
     numbers = {None: 0, 'scalar': 1, 'vector': k}[decay]
-    arrays = steps * (itemsize * (2 * k + 2 * v) + 4 * (1 + numbers)) + 4 * 2 * b * h * state
+    taken = steps * (itemsize * (2 * k + v) + 4 * (1 + numbers)) + 4 * b * h * state
+    moved, moved_back = _moved(taken, steps * itemsize * v + 4 * b * h * state)
     per_step = (6 + (decay is not None)) * state + 2 * v
     per_step_back = 12 * state + 3 * state * (decay is not None) + 6 * v
-    model = Passes(
-        Cost(steps * per_step, arrays, steps * numbers), Cost(steps * per_step_back, 2 * arrays, steps * numbers)
-    )
+    model = Passes(Cost(steps * per_step, moved, steps * numbers), Cost(steps * per_step_back, moved_back))
     if implementation == 'reference':
         return CallCost(model, model)
     c = _chunk('delta_rule', implementation, b, t, h, k, v, decay)
     within = 2 * c * (3 * k + 2 * v) + _inverse(c, implementation)
-    ahead = Cost(steps * (6 * state + within), arrays, steps * (numbers + c))
-    return CallCost(model, Passes(ahead, Cost(3 * ahead.flops, 2 * arrays, 2 * ahead.exponentials)))
+    exponentials = _exponentials('delta_rule', implementation, c, decay, k)
+    ahead = Cost(steps * (6 * state + within), moved, steps * exponentials[0])
+    return CallCost(model, Passes(ahead, Cost(3 * ahead.flops, moved_back, steps * exponentials[1])))
 
 
 def diagonal_low_rank(
@@ -208,22 +248,48 @@ def diagonal_low_rank(
     """
     steps, state = b * t * h, k * v
     numbers = {None: 0, 'scalar': 1, 'vector': k}[decay]
-    arrays = steps * (itemsize * ((2 + keys) * k + 2 * v) + 4 * numbers) + 4 * 2 * b * h * state
+    taken = steps * (itemsize * ((2 + keys) * k + v) + 4 * numbers) + 4 * b * h * state
+    moved, moved_back = _moved(taken, steps * itemsize * v + 4 * b * h * state)
     per_step = (4 + 2 * keys + (decay is not None)) * state + (2 - keys) * v
     per_step_back = (8 + 4 * keys + 3 * (decay is not None)) * state + (2 - keys) * 2 * v
-    model = Passes(
-        Cost(steps * per_step, arrays, steps * numbers), Cost(steps * per_step_back, 2 * arrays, steps * numbers)
-    )
+    model = Passes(Cost(steps * per_step, moved, steps * numbers), Cost(steps * per_step_back, moved_back))
     if implementation == 'reference':
         return CallCost(model, model)
     c = _chunk('delta_rule', implementation, b, t, h, k, v, decay)
     # On Hopper, with decays of key channels, what reads takes for each key a product for every size of halves, one for
     # the own keys, and the sums of log decays in two parts, as products too.
     halved = implementation == 'mosaic_gpu' and decay == 'vector'
-    products, exponentials = (6 + 1 + 2 * (6 + 2), 2 * keys * (6 + 2)) if halved else (1, 3)
+    products = 6 + 1 + 2 * (6 + 2) if halved else 1
     within = 2 * c * (2 * keys * products * k + k + (2 * keys) * v) + _inverse(c, implementation)
-    ahead = Cost(steps * ((4 + 2 * keys) * state + within), arrays, steps * (exponentials * numbers + c))
-    return CallCost(model, Passes(ahead, Cost(3 * ahead.flops, 2 * arrays, 2 * ahead.exponentials)))
+    exponentials = _exponentials('diagonal_low_rank', implementation, c, decay, k)
+    if halved:
+        exponentials = 2 * keys * (6 + 2) * numbers + c, 2 * (2 * keys * (6 + 2) * numbers + c)
+    ahead = Cost(steps * ((4 + 2 * keys) * state + within), moved, steps * exponentials[0])
+    return CallCost(model, Passes(ahead, Cost(3 * ahead.flops, moved_back, steps * exponentials[1])))
+
+
+def _moved(taken: int, given: int) -> tuple[int, int]:
+    """The bytes of both passes, from those of arguments and of results: backward the gradients of both come to them."""
+    return taken + given, 2 * taken + given
+
+
+PORTABLE_EXPONENTIALS = {
+    'linear_attention': (1, 1, 3, 5),
+    'delta_rule': (1, 2, 4, 6),
+    'diagonal_low_rank': (2, 3, 6, 9),
+}
+"""Exponentials of a step of portable forms: for each other step of its chunk, and alone, where decays are numbers; for
+each channel where they are vectors that decay moderately, forward and backward."""
+
+
+def _exponentials(core: str, implementation: str, c: int, decay: str | None, k: int) -> tuple[int, int]:
+    """The exponentials of a step in chunks of `c`, forward and backward."""
+    others, alone, channels, channels_back = PORTABLE_EXPONENTIALS[core]
+    if implementation == 'xla':
+        within = others * c + alone
+        return {None: (0, 0), 'scalar': (within, within), 'vector': (channels * k, channels_back * k)}[decay]
+    within = {None: 0, 'scalar': 1, 'vector': k}[decay] * (3 if core == 'diagonal_low_rank' else 1) + c
+    return within, 2 * within
 
 
 def _inverse(c: int, implementation: str) -> int:
@@ -252,8 +318,10 @@ def linear_scan(
 ) -> CallCost:
     """A multiplication and an addition a step and channel; backward one more multiplication, for the decays."""
     numbers, size = b * t * d, itemsize * (2 if is_complex else 1)
+    state = 4 * b * d * (2 if is_complex else 1)
     forward, backward = (8, 14) if is_complex else (2, 3)
-    model = Passes(Cost(forward * numbers, 3 * size * numbers), Cost(backward * numbers, 5 * size * numbers))
+    moved, moved_back = 3 * size * numbers + 2 * state, 5 * size * numbers + 3 * state
+    model = Passes(Cost(forward * numbers, moved), Cost(backward * numbers, moved_back))
     return CallCost(model, model)
 
 
@@ -266,9 +334,10 @@ def selective_scan(
     passes, and in the backward pass twice but for the last group of a tile.
     """
     numbers = b * t * d * n
-    arrays = itemsize * b * t * (3 * d + 2 * n) + 4 * (d * n + 2 * b * d * n)
-    forward = Cost(6 * numbers + (1 + 2 * skip) * b * t * d, arrays, numbers)
-    backward = Cost(15 * numbers + (2 + 4 * skip) * b * t * d, 2 * arrays, 0)
+    taken = itemsize * b * t * (2 * d + 2 * n) + 4 * (d * n + skip * d + b * d * n)
+    moved, moved_back = _moved(taken, itemsize * b * t * d + 4 * b * d * n)
+    forward = Cost(6 * numbers + (1 + 2 * skip) * b * t * d, moved, numbers)
+    backward = Cost(15 * numbers + (2 + 4 * skip) * b * t * d, moved_back)
     model = Passes(forward, backward)
     if implementation == 'reference':
         return CallCost(model, model)
@@ -296,15 +365,18 @@ def long_conv(
     """A product and a sum for every token and tap that meet, or Fourier transforms where these take less.
 
     Backward as much for each of the two gradients. The reference takes no transforms, nor does the portable form for
-    short rows; with documents it has transforms for every halving of the row, and backward makes them again.
+    short rows or few taps; with documents it has transforms for every halving of the row. Backward makes them again.
     """
     pairs = visible_pairs(t, t, causal=True, window=w)
     direct, transforms = 2 * b * d * pairs, _transforms(b, 2 * t, d)
-    arrays = itemsize * (2 * b * t * d + min(w, t) * d)
+    moved, moved_back = _moved(itemsize * (b * t * d + min(w, t) * d), itemsize * b * t * d)
     least = min(direct, transforms)
-    model = Passes(Cost(least, arrays), Cost(2 * least, 2 * arrays))
+    model = Passes(Cost(least, moved), Cost(2 * least, moved_back))
     if implementation == 'reference':
-        return CallCost(model, Passes(Cost(direct, arrays), Cost(2 * direct, 2 * arrays)))
+        return CallCost(model, Passes(Cost(direct, moved), Cost(2 * direct, moved_back)))
+    if w <= tiling.SHIFTS and t > tiling.TOEPLITZ:
+        done = 2 * b * t * d * w
+        return CallCost(model, Passes(Cost(done, moved), Cost(2 * done, moved_back)))
     halves = [1 << level for level in range(max(0, t - 1).bit_length())]
     if packed:
         blocks = [-(-t // (2 * half)) for half in halves]
@@ -314,7 +386,7 @@ def long_conv(
         )
     else:
         done = 2 * b * d * t**2 if t <= tiling.TOEPLITZ else transforms
-    return CallCost(model, Passes(Cost(done, arrays), Cost(3 * done, 2 * arrays)))
+    return CallCost(model, Passes(Cost(done, moved), Cost(3 * done, moved_back)))
 
 
 def _transforms(b: int, length: int, d: int) -> int:
@@ -337,18 +409,22 @@ def softmax(*, n: int, o: int, itemsize: int = 2, implementation: str = 'referen
 
 
 def softmax_topk(*, n: int, o: int, k: int, itemsize: int = 2, implementation: str = 'reference') -> CallCost:
-    """The sum of a row's exponentials; backward its weights again. Finding the largest is not counted."""
+    """The sum of a row's exponentials, k divisions; backward all of its weights again, times a number of the row.
+
+    Finding the largest is not counted.
+    """
     numbers = n * o
     small = n * k * (itemsize + 4)
-    forward = Cost(2 * numbers, itemsize * numbers + small, numbers)
-    model = Passes(forward, Cost(4 * numbers, 2 * itemsize * numbers + 2 * small, numbers))
+    forward = Cost(2 * numbers + n * k, itemsize * numbers + small, numbers)
+    model = Passes(forward, Cost(2 * numbers + 4 * n * k, 2 * itemsize * numbers + small, numbers))
     return CallCost(model, model)
 
 
 def cross_entropy(*, n: int, d: int, o: int, itemsize: int = 2, implementation: str = 'reference') -> CallCost:
-    """The logits, a product; two for their gradients. Forms recompute the logits, those for TPUs twice."""
-    product, arrays = 2 * n * d * o, itemsize * (n * d + o * d) + 8 * n
-    model = Passes(Cost(product, arrays, n * o), Cost(2 * product, 2 * arrays, n * o))
-    products = {'reference': 2, 'mosaic_tpu': 4}.get(implementation, 3)
-    back = Cost(products * product, 2 * arrays, max(1, products - 2) * n * o)
+    """The logits, a product; two for their gradients. Forms in parts recompute the logits, those for TPUs twice."""
+    product, (moved, moved_back) = 2 * n * d * o, _moved(itemsize * (n * d + o * d), 8 * n)
+    model = Passes(Cost(product, moved, n * o), Cost(2 * product, moved_back))
+    whole = implementation == 'reference' or (implementation == 'xla' and tiling.cross_entropy(n, o) is None)
+    products = 2 if whole else 4 if implementation == 'mosaic_tpu' else 3
+    back = Cost(products * product, moved_back, (products - 2) * n * o)
     return CallCost(model, Passes(model.forward, back))

@@ -11,7 +11,8 @@ def starts(segments: jax.Array, *, reverse: bool = False) -> jax.Array:
     to its segment. With `reverse` the recurrence runs from the last token to the first and the marks are mirrored.
     """
     change = segments[:, 1:] != segments[:, :-1]
-    return jnp.pad(change, ((0, 0), (0, 1) if reverse else (1, 0)))
+    # A row without tokens has no first one.
+    return jnp.pad(change, ((0, 0), (0, 1) if reverse else (1, 0)))[:, : segments.shape[1]]
 
 
 def runs(segments: jax.Array) -> jax.Array:

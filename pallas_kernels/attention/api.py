@@ -56,7 +56,8 @@ def attention(
       log_forget: natural logarithm of the forget gates, at most 0 and finite, `b t h` (Lin et al., 2025, arXiv
         2503.02130); a causal call with as many queries as keys, and one array of segments, a run of equal ones being a
         document. One above 0 is an error under `jax.experimental.checkify`, and where the reference is named
-        outside of `jax.jit`.
+        outside of `jax.jit`. Kernels take differences of float32 sums along a document, which are off by 6e-8 of the
+        sums: by 0.6 % of a weight at most after 65,536 gates of standard normal logits.
       bias: added to the scores, each dimension that of `b h t s` or 1; minus infinity hides a key.
       temperature: factor of the products of each query, `b t h`, or of each head, `h`.
       sink_scores: the score of one more key for every head, `h`, that has the value zero and no scale (OpenAI, 2025,
@@ -69,7 +70,7 @@ def attention(
     Raises:
       ValueError: for shapes that do not fit, a window below 1, sinks without a window, or forget gates or scores of a
         sink where they are not defined.
-      TypeError: for arrays that are not floating point, or non-integer `segments`.
+      TypeError: for arrays that are not floating point, non-integer `segments`, or a traced `scale`.
       NotImplementedError: for a named implementation that cannot serve the call.
     """
     sizes = arguments.match(CORE, {}, q=(q, 'b t h k'), k=(k, 'b s g k'), v=(v, 'b s g v'))

@@ -8,27 +8,19 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.attention.problem import Operands, Rule
-from pallas_kernels.tiling import AttentionTile
+from pallas_kernels.tiling import AttentionTile, visible_tiles
 
-QUERY_AXES = {'q': 3, 'bias': 3, 'query_forget': 3, 'query_segments': 3}
+QUERY_AXES = {'q': 3, 'bias': 3, 'query_forget': 3, 'query_rest': 3, 'query_segments': 3}
 """The axis of each operand along which queries run; where it has size 1 the operand is constant and never cut."""
 
-KEY_AXES = {'k': 2, 'v': 2, 'bias': 4, 'key_forget': 4, 'key_segments': 4}
+KEY_AXES = {'k': 2, 'v': 2, 'bias': 4, 'key_forget': 4, 'key_rest': 4, 'key_segments': 4}
 """The axis of each operand along which keys run."""
 
 
 def pairs(rule: Rule, t: int, s: int, tile: AttentionTile) -> jax.Array:
     """Lists the blocks of queries and keys, one row `(i, j)` each, of which some query may see some key."""
-    found = []
-    for i in range(0, t, tile.queries):
-        first, last = i + s - t, min(i + tile.queries, t) - 1 + s - t
-        for j in range(0, s, tile.keys):
-            end = min(j + tile.keys, s) - 1
-            gap = max(first - end, j - last, 0)
-            near = rule.window is None or gap < rule.window or j < rule.sinks
-            if near and not (rule.causal and j > last):
-                found.append((i // tile.queries, j // tile.keys))
-    return jnp.array(found, jnp.int32)
+    tiles = visible_tiles(t, s, tile, causal=rule.causal, window=rule.window, sinks=rule.sinks)
+    return jnp.array([(i, j) for i, parts in enumerate(tiles) for part in parts for j in part], jnp.int32)
 
 
 def pad(operands: Operands, tile: AttentionTile) -> Operands:

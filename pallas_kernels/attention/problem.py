@@ -34,6 +34,8 @@ class Operands:
       slopes: `1 g r 1 1`, or `None`.
       query_forget: the logarithms of the forget gates summed up to each query, `b g r t 1`, or `None`.
       key_forget: the same up to each key, `b g r 1 s`, or `None`.
+      query_rest: what rounding took from `query_forget`, without gradients, or `None`; kernels do without.
+      key_rest: likewise.
       query_segments: `b 1 1 t 1`, or `None`.
       key_segments: `b 1 1 1 s`, or `None`.
     """
@@ -45,6 +47,8 @@ class Operands:
     slopes: jax.Array | None = None
     query_forget: jax.Array | None = None
     key_forget: jax.Array | None = None
+    query_rest: jax.Array | None = None
+    key_rest: jax.Array | None = None
     query_segments: jax.Array | None = None
     key_segments: jax.Array | None = None
 
@@ -54,12 +58,13 @@ class Operands:
 
     def floating(self) -> 'Operands':
         """The operands that have gradients."""
-        return dataclasses.replace(self, query_segments=None, key_segments=None)
+        return dataclasses.replace(self, query_rest=None, key_rest=None, query_segments=None, key_segments=None)
 
     def accumulating(self) -> 'Operands':
         """The same operands in the type the call is computed in."""
-        cast = jax.tree.map(lambda array: array.astype(self.dtype()), self.floating())
-        return dataclasses.replace(cast, query_segments=self.query_segments, key_segments=self.key_segments)
+        segments = {'query_segments': self.query_segments, 'key_segments': self.key_segments}
+        cast = jax.tree.map(lambda array: array.astype(self.dtype()), self.replace(**dict.fromkeys(segments)))
+        return cast.replace(**segments)
 
     def replace(self, **changes: Any) -> 'Operands':
         """The same operands with some replaced."""
@@ -99,14 +104,15 @@ def canonical(
     if slopes is not None:
         operands = dataclasses.replace(operands, slopes=slopes.reshape(1, g, h // g, 1, 1))
     if log_forget is not None:
-        total = log_forget.astype(precision.accumulator(q, k, v, log_forget))
+        gates = log_forget.astype(precision.accumulator(q, k, v, log_forget))
         if segments is None:
-            total = jnp.cumsum(total, axis=1)
+            starts, total = jnp.zeros((*gates.shape[:2], 1), bool), jnp.cumsum(gates, axis=1)
         else:
-            runs, total = _by_run(segments[0], total)
+            starts, runs, total = _by_run(segments[0], gates)
             segments = (runs, runs)
-        query_forget = split_heads(total[..., None], g)
-        operands = dataclasses.replace(operands, query_forget=query_forget, key_forget=query_forget.swapaxes(3, 4))
+        forget, rest = (split_heads(array[..., None], g) for array in (total, _rest(gates, starts, total)))
+        operands = operands.replace(query_forget=forget, key_forget=forget.swapaxes(3, 4))
+        operands = operands.replace(query_rest=rest, key_rest=rest.swapaxes(3, 4))
     if segments is not None:
         operands = dataclasses.replace(
             operands,
@@ -116,8 +122,8 @@ def canonical(
     return operands
 
 
-def _by_run(segments: jax.Array, gates: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Numbers runs of equal segments, `b t`, and sums up the gates of each run, `b t h`.
+def _by_run(segments: jax.Array, gates: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Marks where runs of equal segments start, `b t 1`, numbers them, `b t`, and sums up the gates of each, `b t h`.
 
     With sums over whole rows a gate would get a gradient, from rounding, from other documents.
     """
@@ -127,7 +133,27 @@ def _by_run(segments: jax.Array, gates: jax.Array) -> tuple[jax.Array, jax.Array
         return jnp.where(right[1], right[0], left[0] + right[0]), left[1] | right[1]
 
     total, _ = jax.lax.associative_scan(join, (gates, starts[..., None]), axis=1)
-    return jnp.cumsum(starts, axis=1, dtype=jnp.int32), total
+    return starts[..., None], jnp.cumsum(starts, axis=1, dtype=jnp.int32), total
+
+
+def _rest(gates: jax.Array, starts: jax.Array, total: jax.Array) -> jax.Array:
+    """What rounding took from the sums of the gates of each run, `b t h`.
+
+    Sums of whole numbers are exact up to 2^24, and those of what is left stay below one half, so that the differences
+    of neighbours far along a row have as many digits as its first.
+    """
+
+    def carried(whole: jax.Array, part: jax.Array) -> tuple[jax.Array, jax.Array]:
+        carry = jnp.round(part)
+        return whole + carry, part - carry
+
+    def join(left: tuple[jax.Array, ...], right: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        sums = carried(left[0] + right[0], left[1] + right[1])
+        return *(jnp.where(right[2], own, both) for own, both in zip(right, sums, strict=False)), left[2] | right[2]
+
+    gates, total = jax.lax.stop_gradient((gates, total))
+    whole, part, _ = jax.lax.associative_scan(join, (*carried(jnp.zeros_like(gates), gates), starts), axis=1)
+    return (whole - total) + part
 
 
 def canonical_extras(temperature: jax.Array | None, sink_scores: jax.Array | None, h: int, g: int) -> Extras:

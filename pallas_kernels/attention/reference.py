@@ -36,6 +36,8 @@ def attention(rule: Rule, operands: Operands, extras: Extras) -> jax.Array:
         scores -= x.slopes * jnp.abs(i - j)[None, None, None]
     if x.query_forget is not None and x.key_forget is not None:
         scores += x.query_forget - x.key_forget
+    if x.query_rest is not None and x.key_rest is not None:
+        scores += x.query_rest - x.key_rest
 
     if extras.sink_scores is not None:
         sink = jnp.broadcast_to(extras.sink_scores.astype(scores.dtype), (*scores.shape[:-1], 1))

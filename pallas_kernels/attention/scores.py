@@ -37,6 +37,8 @@ def scores(rule: Rule, products: jax.Array, block: Operands, place: Place) -> Bl
         values -= block.slopes * jnp.abs(_distance(place)).astype(values.dtype)
     if block.query_forget is not None and block.key_forget is not None:
         values += block.query_forget - block.key_forget
+    if block.query_rest is not None and block.key_rest is not None:
+        values += block.query_rest - block.key_rest
     return Block(values, seen, _columns(place))
 
 

@@ -26,11 +26,12 @@ CASES = {
     'transforms': Case(b=2, t=150, d=3, w=200),
     'packed transforms': Case(b=2, t=150, d=3, w=150, documents=(((1, 140), (2, 10)), ((1, 3), (2, 147)))),
     'few taps': Case(b=1, t=70, d=3, w=4),
+    'few taps of a long row, packed': Case(b=2, t=67, d=3, w=9, documents=drawing.PACKED_67),
     'few taps, packed': Case(b=2, t=37, d=3, w=9, documents=drawing.PACKED_37),
     'two': Case(b=2, t=2, d=5, w=7, documents=(((1, 2),), ((1, 1), (2, 1)))),
 }
 
-KERNEL = ('packed', 'transforms', 'packed transforms', 'prime', 'few taps', 'one')
+KERNEL = ('packed', 'transforms', 'packed transforms', 'prime', 'few taps', 'one', 'few taps of a long row, packed')
 """The cases that are compared every time."""
 
 

@@ -29,7 +29,7 @@ def cross_entropy(
     Args:
       hidden: activations, `n d`.
       embedding: one row per class, `o d`.
-      labels: class of every token, integers `n` from 0 to o - 1; negative ones count from the end.
+      labels: class of every token, integers `n` of any type, from 0 to o - 1; negative ones count from the end.
       z_loss: weight of the squared log-normaliser (Chowdhery et al., 2022, arXiv 2204.02311).
       soft_cap: bound of the logits (Gemma team, 2024, arXiv 2408.00118); `None`: not bounded.
       implementation: `None` chooses; see `dispatch.select`.
@@ -40,13 +40,13 @@ def cross_entropy(
 
     Raises:
       ValueError: for shapes that do not fit, labels beyond the classes, or a `soft_cap` that is not positive.
-      TypeError: for arrays that are not floating point, or non-integer `labels`.
+      TypeError: for arrays that are not floating point, non-integer `labels`, or a traced `z_loss` or `soft_cap`.
       NotImplementedError: for a named implementation that cannot serve the call.
     """
     _check(hidden, embedding, labels, soft_cap)
     o = embedding.shape[0]
+    labels = arguments.class_numbers(labels)
     arguments.check_classes(CORE, labels, o)
-    labels = labels.astype(jnp.int32)
     labels = jnp.where(labels < -o, o, jnp.where(labels < 0, labels + o, labels))
     log_normalizers, chosen = _statistics(hidden, embedding, labels, soft_cap, implementation)
     return log_normalizers - jnp.where(labels < o, chosen, jnp.nan) + z_loss * log_normalizers**2
@@ -80,11 +80,11 @@ def cross_entropy_part(
 
     Raises:
       ValueError: for shapes that do not fit, or a `soft_cap` that is not positive.
-      TypeError: for arrays that are not floating point, or non-integer `labels`.
+      TypeError: for arrays that are not floating point, non-integer `labels`, or a traced `soft_cap`.
       NotImplementedError: for a named implementation that cannot serve the call.
     """
     _check(hidden, embedding, labels, soft_cap)
-    labels, o = labels.astype(jnp.int32), embedding.shape[0]
+    labels, o = arguments.class_numbers(labels), embedding.shape[0]
     here = (labels >= 0) & (labels < o)
     log_normalizers, chosen = _statistics(hidden, embedding, jnp.where(here, labels, o), soft_cap, implementation)
     return log_normalizers, jnp.where(here, chosen, 0)

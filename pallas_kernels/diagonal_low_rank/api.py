@@ -51,7 +51,7 @@ def diagonal_low_rank(
 
     Raises:
       ValueError: for shapes that do not fit; where the reference is named, for log decays above 0, unless traced.
-      TypeError: for arrays that are not floating point, or non-integer `segments`.
+      TypeError: for arrays that are not floating point, non-integer `segments`, or a traced `scale`.
       NotImplementedError: for a named implementation that cannot serve the call.
     """
     call = canonical(CORE, q, k, v, log_decay, scale, state, segments, implementation)

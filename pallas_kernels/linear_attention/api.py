@@ -49,7 +49,7 @@ def linear_attention(
 
     Raises:
       ValueError: for shapes that do not fit; where the reference is named, for log decays above 0, unless traced.
-      TypeError: for arrays that are not floating point, or non-integer `segments`.
+      TypeError: for arrays that are not floating point, non-integer `segments`, or a traced `scale`.
       NotImplementedError: for a named implementation that cannot serve the call.
     """
     call = arguments.canonical(CORE, q, k, v, log_decay, scale, state, segments, implementation)

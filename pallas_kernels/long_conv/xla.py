@@ -1,6 +1,7 @@
 """The portable form of `long_conv`.
 
-A row of one document is one product with a Toeplitz matrix, or, beyond `tiling.TOEPLITZ` tokens, one of Fourier
+A kernel of few taps takes a sum of shifted rows, tokens of other documents set to zero before the product. With others
+a row of one document is one product with a Toeplitz matrix, or, beyond `tiling.TOEPLITZ` tokens, one of Fourier
 transforms over twice its length, so that its end does not wrap around to its beginning. Rounding there spreads over the
 row: an output is exact to a fraction of the largest one, and carries noise of that size from later tokens.
 
@@ -20,6 +21,8 @@ def _forward(x: jax.Array, kernel: jax.Array, runs: jax.Array | None) -> jax.Arr
     t = x.shape[1]
     if t == 0:
         return x
+    if kernel.shape[0] <= tiling.SHIFTS and t > tiling.TOEPLITZ:
+        return _shifted(x, kernel, runs)
     kernel = _taps(kernel, t)
     if runs is not None:
         return _halved(x, kernel, runs)
@@ -35,6 +38,19 @@ def long_conv(x: jax.Array, kernel: jax.Array, runs: jax.Array | None) -> jax.Ar
     """See `reference.long_conv`."""
     x, kernel = (array.astype(precision.accumulator(x, kernel)) for array in (x, kernel))
     return _differentiable(x, kernel, runs)
+
+
+def _shifted(x: jax.Array, kernel: jax.Array, runs: jax.Array | None) -> jax.Array:
+    """The convolution with few taps, fewer than tokens: a product with the whole row for each."""
+    y = kernel[:1][None] * x
+    for lag in range(1, kernel.shape[0]):
+        then = jnp.pad(x[:, :-lag], ((0, 0), (lag, 0), (0, 0)))
+        if runs is not None:
+            # Runs are numbered from 0, and padding belongs to none.
+            met = jnp.pad(runs[:, :-lag], ((0, 0), (lag, 0)), constant_values=-1) == runs
+            then = jnp.where(met[..., None], then, 0)
+        y += kernel[lag : lag + 1][None] * then
+    return y
 
 
 def _halved(x: jax.Array, kernel: jax.Array, runs: jax.Array) -> jax.Array:

@@ -12,6 +12,7 @@ import pkgutil
 from types import ModuleType
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -228,6 +229,22 @@ KERNELS = {
     'window negative': (lambda: attend(window=-1), 'window is -1; expected at least 1'),
     'sinks negative': (lambda: attend(sinks=-1), 'sinks is -1'),
     'scale not a number': (lambda: attend(scale=float('nan')), 'scale is nan; expected a number'),
+    'scale traced': (
+        lambda: jax.jit(lambda scale: attend(scale=scale))(0.5),
+        'attention: scale is traced by JAX; expected a number or None; multiply an array, such as q, by what varies',
+    ),
+    'scale differentiated': (
+        lambda: jax.grad(lambda scale: attend(scale=scale).sum())(0.5),
+        'attention: scale is traced by JAX',
+    ),
+    'scale of a recurrence differentiated': (
+        lambda: jax.grad(lambda scale: pallas_kernels.linear_attention(Q, Q, Q, scale=scale)[0].sum())(0.5),
+        'linear_attention: scale is traced by JAX',
+    ),
+    'cap of a map traced': (
+        lambda: jax.jit(lambda cap: attend(weights=pallas_kernels.Softmax(soft_cap=cap)))(0.5),
+        'Softmax: soft_cap is traced by JAX; expected a number or None',
+    ),
     'causal a word': (lambda: attend(causal='yes'), "causal is 'yes', of type str; expected a bool"),
     'segments a word': (lambda: attend(segments='a'), "segments is 'a', of type str; expected an array"),
     'segments of three': (lambda: attend(segments=(LABELS,) * 3), 'of type tuple; expected an array or'),
@@ -260,6 +277,7 @@ KERNELS = {
     ),
     'cap negative': (lambda: loss(soft_cap=-1.0), 'soft_cap is -1.0; expected a positive number'),
     'cap not a number': (lambda: loss(soft_cap=float('nan')), 'soft_cap is nan; expected a number'),
+    'cap differentiated': (lambda: jax.grad(lambda cap: loss(soft_cap=cap).sum())(9.0), 'soft_cap is traced by JAX'),
     'weight of a word': (lambda: loss(z_loss='a'), "z_loss is 'a', of type str; expected a number"),
 }
 

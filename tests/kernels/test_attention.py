@@ -27,6 +27,7 @@ from pallas_kernels import (
     tiling,
     visible_counts,
 )
+from pallas_kernels.attention import problem
 from pallas_kernels.attention.maps import Block
 from pallas_kernels.cases import attention as cases
 
@@ -529,3 +530,42 @@ ZEROS = jnp.zeros((2, 5, 4, 8))
 def test_errors(arguments, error, message):
     with pytest.raises(error, match=message):
         attention(**{'q': ZEROS, 'k': ZEROS, 'v': ZEROS, **arguments})
+
+
+@pytest.mark.parametrize(('way', 'implementation', 'packed'), [('blocks', 'xla', False), ('dense', 'reference', True)])
+def test_gates_far_along_a_row_have_their_digits(way, implementation, packed, monkeypatch):
+    """After sums of 5e4, in float32, of which neighbours differ by multiples of 4e-3."""
+    blocks = tiling.AttentionTile(queries=8, keys=16)
+    monkeypatch.setattr(tiling, 'attention', lambda t, s: blocks if way == 'blocks' else None)
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 24, 2, 4))
+    gates = jax.nn.log_sigmoid(jax.random.normal(jax.random.key(1), (1, 24, 2))).at[:, 1].set(-5e4 - 0.123)
+    segments = {'segments': jnp.array([[7] + [3] * 23])} if packed else {}
+
+    def both(implementation, *arrays):
+        def run(q, k, v, log_forget):
+            return attention(q, k, v, log_forget=log_forget, **segments, implementation=implementation)
+
+        output, pull = jax.vjp(run, *arrays)
+        return output, pull(output)
+
+    actual = jax.jit(both, static_argnums=0)(implementation, q, k, v, gates)
+    with jax.enable_x64(True):
+        exact = [jnp.asarray(np.asarray(array), jnp.float64) for array in (q, k, v, gates)]
+        expected = jax.jit(both, static_argnums=0)('reference', *exact)
+    for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_differences_of_gates_at_65536_tokens():
+    """The figures of `log_forget`, against float64: sums alone, which kernels take, and with what rounding took."""
+    logits = jax.random.normal(jax.random.key(0), (1, 2**16, 1))
+    log_forget = jax.nn.log_sigmoid(logits)
+    array = jnp.zeros((1, 2**16, 1, 1))
+    of = jax.jit(lambda log_forget: problem.canonical(array, array, array, None, None, log_forget, None))
+    operands = of(log_forget)
+    sums, rest = (np.asarray(x, np.float64).ravel() for x in (operands.query_forget, operands.query_rest))
+    exact = np.cumsum(np.asarray(log_forget, np.float64).ravel())
+    for lag in (1, 64, 4096):
+        differences, expected = sums[lag:] - sums[:-lag], exact[lag:] - exact[:-lag]
+        assert 1e-3 < np.abs(differences - expected).max() < 2e-2
+        np.testing.assert_allclose(differences + rest[lag:] - rest[:-lag], expected, atol=2e-6)

@@ -109,6 +109,28 @@ def test_kernels_are_the_reference_with_the_tiles_of_models(name, implementation
     comparison.check(cross_entropy, name, call, max(case.o, case.d), implementation=implementation, **sums)
 
 
+@pytest.mark.parametrize('dtype', ['int8', 'uint8', 'int16', 'uint16', 'uint32', 'int64', 'uint64'])
+@pytest.mark.parametrize('of', [np.asarray, jnp.asarray, jax.jit(lambda labels: labels)], ids=['numpy', 'jax', 'jit'])
+def test_labels_of_any_integer_type(dtype, of):
+    with jax.enable_x64(dtype.endswith('64')):
+        hidden, embedding = jnp.ones((4, 8), jnp.float32), jnp.ones((1000, 8), jnp.float32)
+        labels = of(np.array([0, 1, 2, 100], dtype))
+        np.testing.assert_allclose(cross_entropy(hidden, embedding, labels), np.log(1000), rtol=1e-6)
+
+
+@pytest.mark.parametrize('label', [-(2**32) + 1, 2**32 + 1, 2**32 - 1, 2**31])
+@pytest.mark.parametrize('x64', [False, True])
+def test_labels_beyond_32_bits_are_no_class(label, x64):
+    with jax.enable_x64(x64):
+        call = jnp.ones((2, 8), jnp.float32), jnp.ones((5, 8), jnp.float32)
+        with pytest.raises(ValueError, match=r'labels has entries from .*; expected 0 to 4'):
+            cross_entropy(*call, np.array([1, label]))
+        if x64 or 0 < label < 2**32:
+            labels = jnp.array([1, label], jnp.int64 if x64 else jnp.uint32)
+            losses = jax.jit(cross_entropy)(*call, labels)
+            np.testing.assert_array_equal(np.isnan(losses), [False, True])
+
+
 @pytest.mark.parametrize(('implementation', 'dtype'), [('reference', jnp.float32), *FORMS[:2], FORMS[3]])
 def test_negative_labels_count_from_the_end_and_there_are_no_others(implementation, dtype, comparison, small_tiles):
     call = cases.call('prime', dtype)

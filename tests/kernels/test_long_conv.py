@@ -56,6 +56,19 @@ def test_documents_and_later_tokens_are_not_seen_to_the_last_bit():
     assert (before[0, 100:140] != after[0, 100:140]).all()
 
 
+@pytest.mark.parametrize('packed', [False, True])
+def test_few_taps_of_a_long_row_take_no_transforms(packed):
+    segments = jax.ShapeDtypeStruct((1, 65536), jnp.int32) if packed else None
+
+    def both(x, kernel, segments):
+        y, pull = jax.vjp(lambda x, kernel: long_conv(x, kernel, segments=segments, implementation='xla'), x, kernel)
+        return y, pull(y)
+
+    shapes = jax.ShapeDtypeStruct((1, 65536, 2), jnp.float32), jax.ShapeDtypeStruct((4, 2), jnp.float32)
+    program = str(jax.make_jaxpr(both)(*shapes, segments))
+    assert 'fft' not in program and 'dot_general' not in program
+
+
 def test_the_row_does_not_wrap_around():
     x, kernel = jnp.zeros((1, 128, 1)).at[0, -1].set(1e6), jnp.ones((128, 1))
     y = long_conv(x, kernel, implementation='xla')
@@ -95,6 +108,10 @@ def test_costs_counted_by_hand():
     long = cost.long_conv(b=2, t=1024, d=4, w=1024, implementation='xla')
     assert long.model.forward.flops == (8 + 4 + 8) * 5 * 2048 * 11 // 2 + 8 * 3 * 2048
     assert long.executed.backward.flops == 3 * long.model.forward.flops
+    # A product and a sum for every token and tap, in place of transforms.
+    taps = cost.long_conv(b=2, t=65536, d=4, w=4, packed=True, implementation='xla')
+    assert taps.executed.forward.flops == 2 * 2 * 65536 * 4 * 4
+    assert taps.executed.backward.flops == 2 * taps.executed.forward.flops
     assert cost.long_conv(b=2, t=1024, d=4, w=1024).executed.forward.flops == 2 * 2 * 4 * 1024 * 1025 // 2
 
 

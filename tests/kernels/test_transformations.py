@@ -204,3 +204,72 @@ def parted(core, function, over):
 
 def _heads(core, name):
     return 1 if name == 'state' else HEADS[core]
+
+
+NO_TOKENS = {
+    'softmax': {'x': (2, 0, 5)},
+    'softmax_topk': {'x': (2, 0, 5)},
+    'attention': {'q': (2, 0, 4, 8), 'k': (2, 0, 2, 8), 'v': (2, 0, 2, 8)},
+    'linear_scan': {'x': (2, 0, 5), 'decay': (2, 0, 5), 'state': (2, 5)},
+    'long_conv': {'x': (2, 0, 5), 'kernel': (3, 5)},
+    'selective_scan': {
+        'x': (2, 0, 5),
+        'dt': (2, 0, 5),
+        'A': (5, 4),
+        'B': (2, 0, 4),
+        'C': (2, 0, 4),
+        'D': (5,),
+        'state': (2, 5, 4),
+    },
+    'linear_attention': {
+        'q': (2, 0, 4, 8),
+        'k': (2, 0, 4, 8),
+        'v': (2, 0, 4, 8),
+        'log_decay': (2, 0, 4, 8),
+        'state': (2, 4, 8, 8),
+    },
+    'delta_rule': {
+        'q': (2, 0, 4, 8),
+        'k': (2, 0, 4, 8),
+        'v': (2, 0, 4, 8),
+        'beta': (2, 0, 4),
+        'log_decay': (2, 0, 4),
+        'state': (2, 4, 8, 8),
+    },
+    'diagonal_low_rank': {
+        'q': (2, 0, 4, 8),
+        'k': (2, 0, 4, 8),
+        'v': (2, 0, 4, 8),
+        'a': (2, 0, 4, 8),
+        'b': (2, 0, 4, 8),
+        'state': (2, 4, 8, 8),
+    },
+    'cross_entropy': {'hidden': (0, 8), 'embedding': (5, 8)},
+}
+"""The arguments of cores of rows without tokens."""
+
+OPTIONS = {'softmax_topk': {'k': 2}, 'cross_entropy': {'labels': np.zeros(0, np.int32)}}
+WITHOUT_DOCUMENTS = ('softmax', 'softmax_topk', 'cross_entropy')
+
+
+@pytest.mark.parametrize('packed', [False, True], ids=['', 'packed'])
+@pytest.mark.parametrize('core', NO_TOKENS)
+def test_no_tokens(core, packed):
+    if packed and core in WITHOUT_DOCUMENTS:
+        pytest.skip('a core without documents')
+    options = OPTIONS.get(core, {}) | ({'segments': jnp.zeros((2, 0), jnp.int32)} if packed else {})
+    for here, dtype in ((target.current(), jnp.float32), (target.H100, jnp.bfloat16), (target.TPU_V5E, jnp.bfloat16)):
+        for implementation in ('reference', 'xla', None):
+            function = functools.partial(getattr(pallas_kernels, core), implementation=implementation, **options)
+            arrays = {name: jnp.ones(shape, dtype) for name, shape in NO_TOKENS[core].items()}
+            run = functools.partial(with_gradients, function)
+            with target.compiling_for(here):
+                shapes = jax.eval_shape(run, arrays)
+            assert shapes[0][0].shape[:2] == ((0,) if core == 'cross_entropy' else (2, 0))
+            assert {name: gradient.shape for name, gradient in shapes[1].items()} == NO_TOKENS[core]
+            if here == target.current() and implementation is not None:
+                (_, *states), gradients = run(arrays)
+                for name, gradient in gradients.items():
+                    np.testing.assert_array_equal(gradient, 1.0 if name == 'state' else 0.0, strict=False)
+                for state in states:
+                    np.testing.assert_array_equal(state, 1.0)

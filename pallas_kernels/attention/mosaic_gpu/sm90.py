@@ -17,9 +17,10 @@ import jax.numpy as jnp
 
 from pallas_kernels.attention.maps import Block
 from pallas_kernels.attention.problem import Rule
-from pallas_kernels.cost import Cost, visible_pairs
+from pallas_kernels.cost import Cost, computed_scores
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.target import Target
+from pallas_kernels.tiling import AttentionTile
 
 ROWS = 64
 """The rows of a warpgroup: those of one matrix instruction."""
@@ -103,6 +104,14 @@ class Call:
     def position(self, query: Any) -> Any:
         """The position of a query among the keys."""
         return query + (self.s - self.t)
+
+    def scores(self) -> int:
+        """The scores that the kernel computes for a head, whole tiles, if documents and biases hide none."""
+        if not self.skips:
+            return -(-self.t // PAD) * PAD * -(-self.s // self.step) * self.step
+        tile = AttentionTile(PAD, self.step) if self.axis == 0 else AttentionTile(self.step, PAD)
+        rule = self.rule
+        return computed_scores(self.t, self.s, tile, causal=rule.causal, window=rule.window, sinks=rule.sinks)
 
     def first(self, turn: Any) -> Any:
         """The first row of a block of threads; blocks with the most work run first."""
@@ -374,14 +383,13 @@ def kernel(
 
     `products` is the number of channels of all products of a query and a key; `heads` counts those of all sequences.
     """
-    rule = call.rule
-    pairs = heads * visible_pairs(call.t, call.s, causal=rule.causal, window=rule.window, sinks=rule.sinks)
+    scores = heads * call.scores()
     return launch.kernel_of_warpgroups(
         body,
         call.here,
         computing=WARPGROUPS,
         name=name,
-        cost=Cost(flops=2 * pairs * products, exponentials=pairs),
+        cost=Cost(flops=2 * scores * products, exponentials=scores),
         grid_names=AXES[:3],
         compiler_params=plgpu.CompilerParams(approx_math=True),
         **options,

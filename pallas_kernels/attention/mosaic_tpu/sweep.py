@@ -81,17 +81,11 @@ class Call:
 
     def visible(self) -> list[list[int]]:
         """For every tile of queries the tiles of keys in which some of them may see some key."""
-        t, s = self.sizes['t'], self.sizes['s']
-        found = []
-        for first in range(s - t, s, self.tile.queries):
-            last = min(first + self.tile.queries, s) - 1
-            reach = s + t if self.rule.window is None else self.rule.window - 1
-            end = min(s, last + 1 if self.rule.causal else last + reach + 1)
-            near = range(max(0, first - reach) // self.tile.keys, -(-max(0, end) // self.tile.keys))
-            last_sink = min(self.rule.sinks, last + 1 if self.rule.causal else s, s)
-            sinks = range(-(-max(0, last_sink) // self.tile.keys))
-            found.append(sorted({*sinks, *near}))
-        return found
+        rule, sizes = self.rule, self.sizes
+        found = tiling.visible_tiles(
+            sizes['t'], sizes['s'], self.tile, causal=rule.causal, window=rule.window, sinks=rule.sinks
+        )
+        return [[*sinks, *near] for sinks, near in found]
 
     def by_queries(self) -> Pairs:
         """The pairs of tiles with something visible, and one at least for every tile of queries, in their order."""
