@@ -99,7 +99,7 @@ def test_another_image_in_a_folder_is_refused(tmp_path):
     before = task.describe()
     earlier = {name: value for name, value in before.items() if name != 'content'}
     assert changed(tmp_path / 'run', before, task) is None
-    (tmp_path / 'cat' / '3.png').write_bytes(b'x')
+    (tmp_path / 'cat' / '3.png').write_bytes(b'larger')
     assert f'content was {before["content"]} and is' in changed(tmp_path / 'run', before, task)
     assert changed(tmp_path / 'run', earlier, task) is None
     (tmp_path / 'cat' / '3.png').write_bytes(b'3')
