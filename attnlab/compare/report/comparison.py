@@ -23,7 +23,7 @@ from attnlab.evals.measured import SHARE, Measured, is_share, of_seeds
 from attnlab.runs.record import Record, read_record
 from attnlab.sweep.study import Study, read_confirmation, read_study
 from attnlab.tables import Column, Interval, Printer, Table, digits
-from attnlab.train.run import differences
+from attnlab.train.run import data_hashes, differences
 from attnlab.train.setup import prepare
 
 RATE = 'optimizer.peak_lr'
@@ -482,7 +482,25 @@ def _reasons(
         differing = differences(first, configs.load(study.folder / 'sweep.json'))
         others = [line for line in differing if not line.startswith(MODEL)]
         reasons += [f'{name} has another sweep than {names[0]}: {line}' for line in others[:3]]
+    reasons += _other_data(names, [shown_record(study) for study in studies])
     if unmatched([row.size for row in rows], tolerance):
         sizes = ', '.join(f'{row.name} {shown_size(row.size)}' for row in rows)
         reasons.append(f'{by} differs by more than {tolerance:.1%}: {sizes}')
+    return reasons
+
+
+def _other_data(names: Sequence[str], records: Sequence[Record | None]) -> list[str]:
+    """A line for each study whose data, by the hashes its runs recorded, are others than those of the first known."""
+    known = [
+        (name, data_hashes(record.facts['data']))
+        for name, record in zip(names, records, strict=True)
+        if record is not None
+    ]
+    reasons = []
+    for name, hashes in known[1:]:
+        first, before = known[0]
+        other = [key for key in sorted(before.keys() | hashes.keys()) if before.get(key) != hashes.get(key)]
+        if other:
+            here, there = (one.get(other[0], 'none')[:12] for one in (hashes, before))
+            reasons.append(f'{name} has other data than {first}: {other[0]} is {here}, not {there}')
     return reasons

@@ -55,7 +55,7 @@ def clock(monkeypatch):
     return times
 
 
-def write_run(workdir, config, value, device):
+def write_run(workdir, config, value, device, digest='a' * 64):
     """A run directory as training leaves it, without the training."""
     workdir.mkdir(parents=True)
     configs.save(config, workdir / 'config.json')
@@ -66,7 +66,7 @@ def write_run(workdir, config, value, device):
         'state_bytes_per_sequence': {'16': 64, '128': 512},
         'flops_per_token': 6000.0,
         'implementations': [CORE],
-        'data': {'source': 'none'},
+        'data': {'source': 'none'} | ({} if digest is None else {'content_hash': digest}),
     }
     (workdir / 'run.json').write_text(json.dumps({'starts': [facts]}))
     numbers = {'step': 24, 'valid/loss': value, 'valid/loss@2x': value + 0.5, 'valid/accuracy': 1 - value}
@@ -79,7 +79,7 @@ def write_run(workdir, config, value, device):
 def study(tmp_path):
     """Makes a study of four trials, the second failed; each has its learning rate as its value."""
 
-    def made(name, device=HERE, **changes):
+    def made(name, device=HERE, digest='a' * 64, **changes):
         config = tiny.get_config('trials=4')
         with config.unlocked():
             for key, value in changes.items():
@@ -87,7 +87,8 @@ def study(tmp_path):
         opened = create_study(tmp_path / 'studies' / name, config)
         while (claim := opened.claim()) is not None:
             value = claim.drawn['rate']
-            write_run(opened.workdir(claim.number), opened.sweep.config(claim.number, claim.drawn), value, device)
+            config = opened.sweep.config(claim.number, claim.drawn)
+            write_run(opened.workdir(claim.number), config, value, device, digest)
             if claim.number == 1:
                 opened.tell(claim, TrialState.FAIL, reason='step 3: loss nan')
             else:
@@ -100,6 +101,14 @@ def study(tmp_path):
 
 def gathered(folders, out, **changes):
     return gather(folders, out, **({'by': 'params', 'tolerance': 0.01} | changes))
+
+
+def test_studies_of_other_data_under_one_name_are_not_matched(study, tmp_path):
+    folders = [study('one'), study('two'), study('other', digest='b' * 64), study('before', digest=None)]
+    assert gathered(folders, tmp_path / 'report').comparison.reasons == (
+        f'other has other data than one: content_hash is {"b" * 12}, not {"a" * 12}',
+        f'before has other data than one: content_hash is none, not {"a" * 12}',
+    )
 
 
 def test_what_runs_recorded_is_what_is_shown(study, tmp_path):
