@@ -22,6 +22,9 @@ from attnlab.typing import Segments
 CHUNK = 64
 """Steps of a chunk: where each state is written once a chunk, no more numbers are written than a row of inputs has."""
 
+TURN = 201 / 32
+"""The first eight bits of 2 pi."""
+
 
 class Chunk(NamedTuple):
     """A system over `c` steps.
@@ -58,17 +61,16 @@ def conjugate_parts(x: Inexact[Array, '*b n']) -> Float[Array, '*b m']:
 def powers(log_transition: Inexact[Array, 'd n'], exponents: Int[Array, ' c']) -> Inexact[Array, 'c d n']:
     """Powers, of at most 2^14, of complex or real transitions.
 
-    An angle of thousands of turns would lose its fraction to rounding. In turns, the first eleven bits of that of one
-    step times the exponent are exact, and so is what is left of them beyond whole turns.
+    An angle of thousands of turns would lose its fraction to rounding. Of that of one step the turns to eleven bits are
+    taken, whose multiples are exact, as is their product with the first digits of a turn; what is left is small.
     """
     count = exponents.astype(log_transition.real.dtype)[:, None, None]
     if not jnp.iscomplexobj(log_transition):
         return jnp.exp(count * log_transition[None])
-    turns = log_transition.imag / (2 * math.pi)
-    turns = turns - jax.lax.stop_gradient(jnp.round(turns))
-    coarse = jax.lax.stop_gradient(jnp.round(turns * 2**11) / 2**11)
-    whole = jnp.remainder(count * coarse[None], 1)
-    angle = 2 * math.pi * (whole + count * (turns - coarse)[None])
+    coarse = jax.lax.stop_gradient(jnp.round(log_transition.imag / (2 * math.pi) * 2**11) / 2**11)
+    fine = (log_transition.imag - coarse * TURN) - coarse * (2 * math.pi - TURN)
+    whole = jnp.remainder(count * (coarse - jnp.round(coarse))[None], 1)
+    angle = 2 * math.pi * whole + count * fine[None]
     return jnp.exp(jax.lax.complex(count * log_transition.real[None], angle))
 
 
@@ -96,6 +98,11 @@ def diagonal_chunk(
     def pass_on(written: Array, kept: Array | None, state: Array) -> tuple[Array, Array]:
         rows, count, *channels = written.shape
         written, state = (from_parts(x) if jnp.iscomplexobj(every) else x for x in (written, state))
+        if count == 1:
+            # In decoding, a transition near one would lose digits of slow modes over thousands of steps.
+            past = state + jnp.expm1(steps * log_transition)[None] * state
+            past = past if kept is None else jnp.where(kept[..., None], past, jnp.zeros_like(past))
+            return parts(state)[:, None], parts(past + written[:, 0])
         decay = every[-1].reshape(1, 1, -1)
         if kept is not None:
             decay = jnp.where(kept[..., None], decay, jnp.zeros_like(decay))

@@ -208,7 +208,16 @@ class DiagonalSystem(ModalSystem):
         if self.method == 'zoh':
             return Discretised(step * A, jnp.expm1(step * A) / A * B, C)
         left = 1 - step * A / 2
-        return Discretised(jnp.log((1 + step * A / 2) / left), step * B / left, C)
+        return Discretised(_log_of_bilinear(step * A / 2), step * B / left, C)
+
+
+def _log_of_bilinear(z: Inexact[Array, 'd n']) -> Inexact[Array, 'd n']:
+    """`log (1 + z) / (1 - z)`, to all digits where modes are slow and the quotient is near one."""
+    if not jnp.iscomplexobj(z):
+        return jnp.log((1 + z) / (1 - z))
+    size = jnp.square(z.real) + jnp.square(z.imag)
+    rate = jnp.log1p(4 * z.real / (1 - 2 * z.real + size)) / 2
+    return jax.lax.complex(rate, jnp.arctan2(2 * z.imag, 1 - size))
 
 
 class MovingAverage(System):
