@@ -188,7 +188,7 @@ def test_the_noise_of_a_trial_is_what_its_run_wrote_down(study, tmp_path, monkey
     run.mkdir(parents=True)
     (run / 'run.json').write_text('{}')
     last = {'valid/loss': 2.0, 'valid/loss_low': 2.0 - 1.959964 * 0.25, 'valid/loss_high': 2.0 + 1.959964 * 0.25}
-    facts = {'parameters': 1, 'flops_per_token': 1.0, 'state_bytes_per_sequence': {}}
+    facts = {'parameters': 1, 'flops_per_token': 1.0, 'state_bytes_per_sequence': {}, 'data': {}}
     record = Record(run, opened.sweep.base, 24, last, facts, None)
     monkeypatch.setattr(comparison, 'read_record', lambda workdir: record)
     first, second, *_ = compare([tmp_path / 'one'], 'params', 0.01).rows[0].points
