@@ -167,10 +167,19 @@ def _keeping(closed: jex.core.ClosedJaxpr) -> jex.core.ClosedJaxpr:
     def _kept(equation: Any) -> dict[str, Any]:
         params = {name: keep(value) for name, value in equation.params.items()}
         if equation.primitive.name in REMATERIALISED:
-            params['policy'] = jax.checkpoint_policies.everything_saveable
+            params['policy'] = _kept_in_count
         return params
 
     return keep(closed)
+
+
+def _kept_in_count(primitive: Any, *arguments: Any, **params: Any) -> bool:
+    """All but complex numbers of elementwise operations, which are not counted and JAX cannot keep."""
+    types = [getattr(each, 'dtype', None) for each in arguments] + [params.get('new_dtype')]
+    is_complex = primitive.name == 'complex' or any(
+        each is not None and jnp.issubdtype(each, jnp.complexfloating) for each in types
+    )
+    return not is_complex or primitive.name in ('dot_general', 'fft') or any(map(_is_jaxpr, params.values()))
 
 
 REMATERIALISED = ('checkpoint', 'remat', 'remat2')

@@ -1,12 +1,17 @@
+import pathlib
+
 import jax
 import jax.numpy as jnp
 import pytest
 
+from attnlab.configuration import config_of
 from attnlab.train import cost
 from attnlab.train.cost import executed_flops_per_token, flops_per_token, implementations, state_bytes
 from attnlab.train.setup import prepare
 from configs.language import get_config
 from pallas_kernels import linear_scan, target
+
+LONG_RANGE = pathlib.Path(__file__).parents[2] / 'configs' / 'long_range.py'
 
 DIM, DEPTH, LENGTH, HIDDEN, VOCAB = 64, 4, 128, 192, 256
 
@@ -123,3 +128,11 @@ def test_a_kernel_that_is_no_core_is_not_passed_over():
         program = jax.make_jaxpr(lambda x: linear_scan(x, x)[0])(x)
     with pytest.raises(AssertionError, match='a kernel that belongs to no core: linear_scan'):
         cost._flops(program.jaxpr, 'model')
+
+
+@pytest.mark.parametrize('zoo', ['hgrn', 'bi_hgrn', 's5', 'lru'])
+def test_recurrences_of_complex_numbers_are_counted(zoo):
+    """Entries of theirs are recomputed, and JAX has no way of keeping complex ones."""
+    config = config_of(LONG_RANGE, f'task=digits,zoo={zoo},size=smoke')
+    setup = prepare(config)
+    assert 0 < flops_per_token(setup) <= executed_flops_per_token(setup)
