@@ -159,27 +159,20 @@ def _keeping(closed: jex.core.ClosedJaxpr) -> jex.core.ClosedJaxpr:
             # The newest versions of JAX have one class for programs with constants and without.
             if getattr(value, 'jaxpr', value) is not value:
                 return value.replace(jaxpr=keep(value.jaxpr))
-            return value.replace(eqns=[equation.replace(params=_kept(equation)) for equation in value.eqns])
+            return value.replace(eqns=[_kept(equation) for equation in value.eqns])
         if isinstance(value, tuple):
             return tuple(keep(part) for part in value) if any(map(_is_jaxpr, value)) else value
         return value
 
-    def _kept(equation: Any) -> dict[str, Any]:
+    def _kept(equation: Any) -> Any:
         params = {name: keep(value) for name, value in equation.params.items()}
         if equation.primitive.name in REMATERIALISED:
-            params['policy'] = _kept_in_count
-        return params
+            # A policy that keeps everything will not do: JAX cannot round kept complex numbers.
+            inside = jex.core.ClosedJaxpr(params['jaxpr'], ())
+            return equation.replace(primitive=jex.core.primitives.closed_call_p, params={'call_jaxpr': inside})
+        return equation.replace(params=params)
 
     return keep(closed)
-
-
-def _kept_in_count(primitive: Any, *arguments: Any, **params: Any) -> bool:
-    """All but complex numbers of elementwise operations, which are not counted and JAX cannot keep."""
-    types = [getattr(each, 'dtype', None) for each in arguments] + [params.get('new_dtype')]
-    is_complex = primitive.name == 'complex' or any(
-        each is not None and jnp.issubdtype(each, jnp.complexfloating) for each in types
-    )
-    return not is_complex or primitive.name in ('dot_general', 'fft') or any(map(_is_jaxpr, params.values()))
 
 
 REMATERIALISED = ('checkpoint', 'remat', 'remat2')
