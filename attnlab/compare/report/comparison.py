@@ -17,7 +17,7 @@ from attnlab.compare.equality import unmatched
 from attnlab.compare.intervals import area, best, expected_best, over_trials, top_quarter
 from attnlab.compare.measures import measure
 from attnlab.compare.report.opening import Opening, Scored
-from attnlab.compare.runs import task_name
+from attnlab.compare.runs import SHOWN, task_name
 from attnlab.errors import UserError
 from attnlab.evals.measured import SHARE, Measured, is_share, of_seeds
 from attnlab.runs.record import Record, read_record
@@ -501,6 +501,6 @@ def _other_data(names: Sequence[str], records: Sequence[Record | None]) -> list[
         first, before = known[0]
         other = [key for key in sorted(before.keys() | hashes.keys()) if before.get(key) != hashes.get(key)]
         if other:
-            here, there = (one.get(other[0], 'none')[:12] for one in (hashes, before))
+            here, there = (one.get(other[0], 'none')[:SHOWN] for one in (hashes, before))
             reasons.append(f'{name} has other data than {first}: {other[0]} is {here}, not {there}')
     return reasons
