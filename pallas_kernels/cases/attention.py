@@ -76,6 +76,9 @@ CASES = {
     'learned sink': Case(b=2, t=23, h=4, g=2, k=16, added=('sink_scores',), bias='b h t s'),
     'large': Case(b=1, t=21, h=2, k=16, bias='1 1 t s', whole=True),
     'tiles': Case(b=1, t=150, h=2, g=1, k=32, documents=(((1, 64), (2, 1), (3, 63), (4, 22)),)),
+    'whole tiles of documents': Case(
+        b=2, t=450, h=2, g=1, k=16, documents=(((1, 300), (2, 22), (3, 128)), ((1, 256), (2, 64), (1, 130)))
+    ),
     'everything': Case(
         b=2,
         t=37,
@@ -146,6 +149,7 @@ KERNEL = (
     'masked',
     'large',
     'tiles',
+    'whole tiles of documents',
 )
 """The cases that every kernel serves; in 'masked', used with every map, no query sees a single key, where some maps are
 ill-conditioned."""
@@ -187,10 +191,13 @@ def call(name: str, dtype: DTypeLike = jnp.float32, weights: maps.WeightMap | No
 
 
 def real() -> dict[str, drawing.Call]:
-    """Calls at model sizes, shapes only."""
-    return {f'k={k}': _real(k) for k in (64, 128)}
+    """Calls at model sizes, shapes only; models are trained with documents."""
+    alone = {f'k={k}': _real(k) for k in (64, 128)}
+    return alone | {f'k={k}, documents': _real(k, documents=True) for k in (64, 128)}
 
 
-def _real(k: int) -> drawing.Call:
+def _real(k: int, *, documents: bool = False) -> drawing.Call:
     sizes = {'b': 4, 't': 8192, 'h': 16, 'k': k}
-    return drawing.Call({name: drawing.abstract('b t h k', sizes, jnp.bfloat16) for name in ('q', 'k', 'v')}, {})
+    segments = {'segments': drawing.abstract('b t', sizes, jnp.int32)} if documents else {}
+    arrays = {name: drawing.abstract('b t h k', sizes, jnp.bfloat16) for name in ('q', 'k', 'v')}
+    return drawing.Call(arrays, segments)

@@ -165,13 +165,13 @@ def test_every_visible_tile_is_visited_once_and_those_called_whole_are(axis):
             assert all(0 <= one * step < visible.shape[1] for one in visited)
             for one, row in itertools.product(visited, range(first, first + PAD, ROWS)):
                 place = Place(row, one * step) if axis == 0 else Place(one * step, row)
-                if bool(call.all_visible(place)):
+                if bool(call.all_visible(place, True)):
                     assert visible[row : row + ROWS, one * step : (one + 1) * step].all()
 
 
-def packed(rng, b, t):
+def packed(rng, b, t, ends=0.01):
     """Documents one behind the other."""
-    return np.cumsum(rng.random((b, t)) < 0.01, axis=1)
+    return np.cumsum(rng.random((b, t)) < ends, axis=1)
 
 
 @pytest.mark.parametrize('axis', [0, 1])
@@ -182,7 +182,7 @@ def test_tiles_of_other_documents_are_left_out(axis):
         arbitrary = rng.integers(-3, 3, (2, t // 20 + 1)).repeat(20, axis=1)[:, :t]
         for queries, keys in ((both[:, -t:], both[:, -s:]), (arbitrary, packed(rng, 2, s))):
             call = sm90.Call(
-                target.H100, Rule(maps.Softmax(), 1.0, causal, window, sinks), t, s, axis, step, True, True
+                target.H100, Rule(maps.Softmax(), 1.0, causal, window, sinks), t, s, axis, step, False, True
             )
             distance = np.arange(t)[:, None] + s - t - np.arange(s)
             visible = np.broadcast_to((distance >= 0) if causal else True, (t, s))
@@ -191,7 +191,7 @@ def test_tiles_of_other_documents_are_left_out(axis):
             visible = visible & (queries[:, :, None] == keys[:, None, :])
             visible = np.pad(visible, ((0, 0), (0, -t % PAD), (0, -s % PAD)))
             visible = visible if axis == 0 else visible.swapaxes(1, 2)
-            firsts, ends = reach(call, jnp.asarray(queries), jnp.asarray(keys))
+            firsts, ends, *_ = reach(call, jnp.asarray(queries), jnp.asarray(keys))
             for batch, block in itertools.product(range(2), range(firsts.shape[1])):
                 steps, tile = call.steps(jnp.int32(block * PAD), (firsts[batch, block], ends[batch, block]))
                 visited = [int(tile(jnp.int32(turn))) for turn in range(int(steps))]
@@ -200,6 +200,28 @@ def test_tiles_of_other_documents_are_left_out(axis):
                 assert len(visited) == len(set(visited)) and set(needed) <= set(visited), (t, s, causal, window, sinks)
                 if window is None and t == s and queries is not arbitrary:
                     assert visited == list(needed)
+
+
+@pytest.mark.parametrize('axis', [0, 1])
+@pytest.mark.parametrize('step', [32, 128])
+def test_tiles_called_alike_are_of_the_document_of_their_rows(axis, step):
+    rng, t, s = np.random.default_rng(0), 700, 1000
+    call = sm90.Call(target.H100, Rule(maps.Softmax(), 1.0, True, None, 0), t, s, axis, step, False, True)
+    long = packed(rng, 4, s, ends=0.003)
+    twice = np.where(long % 3, long, 0)  # a number that comes again behind others
+    found = 0
+    for queries, keys in ((long[:, -t:], long), (twice[:, -t:], twice)):
+        rows, columns = (queries, keys) if axis == 0 else (keys, queries)
+        *_, low, high = reach(call, jnp.asarray(queries), jnp.asarray(keys))
+        for batch, block in itertools.product(range(len(long)), range(low.shape[1])):
+            mine = set(rows[batch, block * PAD : (block + 1) * PAD])
+            tiles = [set(columns[batch, start : start + step]) for start in range(0, columns.shape[1], step)]
+            alike = [tile for tile, theirs in enumerate(tiles) if len(mine) == 1 and theirs == mine]
+            claimed = list(range(int(low[batch, block]), int(high[batch, block])))
+            assert set(claimed) <= set(alike)
+            assert claimed == alike or (keys is twice and claimed == alike[: len(claimed)] != []), (claimed, alike)
+            found += len(claimed)
+    assert found > 20
 
 
 def test_steps_fit_shared_memory_and_registers():

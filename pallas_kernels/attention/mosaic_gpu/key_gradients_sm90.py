@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from pallas_kernels.attention.mosaic_gpu import sm90
 from pallas_kernels.attention.mosaic_gpu.known import Known, score_gradient, weights_of
 from pallas_kernels.attention.mosaic_gpu.sm90 import DOWN, PAD, ROWS, TILE, Arrays, Call, Place
-from pallas_kernels.mosaic_gpu.products_sm90 import multiply
+from pallas_kernels.mosaic_gpu.products_sm90 import accumulate, multiply
 
 
 class KeyGradients(NamedTuple):
@@ -45,7 +45,7 @@ def key_gradients(
         batch, group, turn, warpgroup = (jax.lax.axis_index(name) for name in sm90.AXES)
         first = call.first(turn)
         mine = sm90.rows_from(first + warpgroup * ROWS)
-        steps, column = sm90.steps_of(call, operands, batch, first)
+        steps = sm90.steps_of(call, operands, batch, first)
         keys, values, totals, copied = scratch
 
         def around(loop: Any) -> None:
@@ -77,29 +77,32 @@ def key_gradients(
             dk, dv = carry
             member, turn = indices
             head = group * r + member
-            place = Place(column(turn) * call.step, first + warpgroup * ROWS)
+            tile = steps.column(turn)
+            place = Place(tile * call.step, first + warpgroup * ROWS)
             parts = sm90.row_parts(call, operands, batch, head, mine)
-            parts = sm90.column_parts(call, operands, batch, head, parts, vectors, place)
-            products = multiply(call.here, keys.at[warpgroup], queries.transpose((1, 0)))
-            dweights = None
-            if of_keys:
-                dweights = multiply(call.here, values.at[warpgroup], cotangents.transpose((1, 0)))
+            factors = [(keys.at[warpgroup], queries), *([(values.at[warpgroup], cotangents)] if of_keys else [])]
+            products, *dweights = accumulate(
+                call.here, *((None, [(left, right.transpose((1, 0)))]) for left, right in factors)
+            )
             known = jax.tree.map(lambda ref: call.load(ref, 0), known)
             sm90.have_read()
 
-            def pull(products: jax.Array, dweights: jax.Array | None, *, masked: bool) -> Any:
-                scored = sm90.score(call, products, parts, place, masked=masked)
+            def pull(products: jax.Array, *dweights: jax.Array, masked: bool) -> Any:
+                every = sm90.column_parts(call, operands, batch, head, parts, vectors, place, masked=masked)
+                scored = sm90.score(call, products, every, place, masked=masked)
                 weights = weights_of(call, scored, known)
-                if dweights is None:
+                if not dweights:
                     return weights.astype(dtype), None, None
-                dscores = score_gradient(call, scored, known, weights, dweights)
+                dscores = score_gradient(call, scored, known, weights, *dweights)
                 sums = jnp.sum(dscores, axis=1) if summed else None
                 return weights.astype(dtype), scored.pull(dscores).astype(dtype), sums
 
-            weights, dproducts, sums = sm90.where_needed(call, place, pull, products, dweights)
-            if of_values:
+            weights, dproducts, sums = sm90.where_needed(call, place, steps.alike(tile), pull, products, *dweights)
+            if of_keys and of_values:
+                dv, dk = accumulate(call.here, (dv, [(weights, cotangents)]), (dk, [(dproducts, queries)]))
+            elif of_values:
                 dv = multiply(call.here, weights, cotangents, dv)
-            if of_keys:
+            else:
                 dk = multiply(call.here, dproducts, queries, dk)
             if summed:
                 total = totals.at[warpgroup, member]
@@ -109,19 +112,19 @@ def key_gradients(
         def of_group(array: Any) -> Any:
             """The tiles of a vector, head by head of the group."""
             head = (lambda member: group * r + member) if array.shape[0] > 1 else (lambda member: 0)
-            return plgpu.BlockSpec((None, call.step), lambda member, turn: (head(member), column(turn)))
+            return plgpu.BlockSpec((None, call.step), lambda member, turn: (head(member), steps.column(turn)))
 
         def matrices(channels: int) -> Any:
             return plgpu.BlockSpec(
                 (call.step, None, channels),
-                lambda member, turn: (column(turn), group * r + member, 0),
+                lambda member, turn: (steps.column(turn), group * r + member, 0),
                 transforms=call.swizzled(),
             )
 
         here = {name: ref.at[batch if ref.shape[0] > 1 else 0] for name, ref in operands.queries.items()}
         given = jax.tree.map(lambda ref: ref.at[batch], given)
         specs = (matrices(k), matrices(v), jax.tree.map(of_group, here), jax.tree.map(of_group, given))
-        loop = sm90.over_columns(step, around, (r, steps), specs)
+        loop = sm90.over_columns(step, around, (r, steps.count), specs)
         loop(operands.q.at[batch], doutput.at[batch], here, given)
 
     rows = (sm90.WARPGROUPS, ROWS)

@@ -75,7 +75,7 @@ def weighted_sum(call: Call, arrays: Arrays, weighing: Weighing) -> tuple[jax.Ar
         group = head // (h // g)
         first = call.first(turn)
         mine = sm90.rows_from(first + warpgroup * ROWS)
-        steps, column = sm90.steps_of(call, operands, batch, first)
+        steps = sm90.steps_of(call, operands, batch, first)
         q, o, vectors, copied = scratch
 
         def around(loop: Callable[[Any], Any]) -> None:
@@ -93,16 +93,17 @@ def weighted_sum(call: Call, arrays: Arrays, weighing: Weighing) -> tuple[jax.Ar
 
         def step(indices: Any, keys: Any, values: Any, vectors: Any, carry: Any) -> Any:
             (parts, given), rows, sums = carry
-            place = Place(first + warpgroup * ROWS, column(indices[0]) * call.step)
+            tile = steps.column(indices[0])
+            place = Place(first + warpgroup * ROWS, tile * call.step)
             products = multiply(call.here, q.at[warpgroup], keys.transpose((1, 0)))
-            parts = sm90.column_parts(call, operands, batch, head, parts, vectors, place)
 
             def weigh(products: jax.Array, rows: RowVectors, *, masked: bool) -> Any:
-                block = sm90.score(call, products, parts, place, masked=masked).block
+                every = sm90.column_parts(call, operands, batch, head, parts, vectors, place, masked=masked)
+                block = sm90.score(call, products, every, place, masked=masked).block
                 rows, weights, rescale = weighing.take(rows, given, block)
                 return rows, weights.astype(dtype), rescale
 
-            rows, weights, rescale = sm90.where_needed(call, place, weigh, products, rows)
+            rows, weights, rescale = sm90.where_needed(call, place, steps.alike(tile), weigh, products, rows)
             if rescale is not None:
                 sums *= _over_channels(rescale, v)
             return carry[0], rows, multiply(call.here, weights, values, sums)
@@ -110,11 +111,11 @@ def weighted_sum(call: Call, arrays: Arrays, weighing: Weighing) -> tuple[jax.Ar
         loop = sm90.over_columns(
             step,
             around,
-            (steps,),
+            (steps.count,),
             (
-                sm90.matrix(call, k, column),
-                sm90.matrix(call, v, column),
-                sm90.vectors(operands.keys, call.step, column),
+                sm90.matrix(call, k, steps.column),
+                sm90.matrix(call, v, steps.column),
+                sm90.vectors(operands.keys, call.step, steps.column),
             ),
         )
         loop(

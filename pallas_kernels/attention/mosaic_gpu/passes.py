@@ -150,12 +150,11 @@ def _tile(here: Target, rule: Rule, operands: Operands) -> tiling.HopperAttentio
 
 def _call(here: Target, rule: Rule, operands: Operands, *, axis: int, step: int, skips: bool = True) -> Call:
     t, s = operands.q.shape[3], operands.k.shape[2]
-    hides = operands.query_segments is not None or operands.bias is not None
-    return Call(here, rule, t, s, axis, step, hides, skips)
+    return Call(here, rule, t, s, axis, step, operands.bias is not None, skips)
 
 
-def _reach(call: Call, operands: Operands) -> tuple[jax.Array, jax.Array] | None:
-    """Which tiles of columns the documents of every block of rows may be in; see `Arrays`."""
+def _reach(call: Call, operands: Operands) -> sm90.Reach | None:
+    """Which tiles of columns the documents of every block of rows may be in."""
     if operands.query_segments is None or operands.key_segments is None or not call.skips:
         return None
     return sm90.reach(call, operands.query_segments[:, 0, 0, :, 0], operands.key_segments[:, 0, 0, 0])

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from pallas_kernels.attention.mosaic_gpu import sm90
 from pallas_kernels.attention.mosaic_gpu.known import Known, score_gradient, weights_of
 from pallas_kernels.attention.mosaic_gpu.sm90 import DOWN, PAD, ROWS, TILE, Arrays, Call, Place
-from pallas_kernels.mosaic_gpu.products_sm90 import multiply
+from pallas_kernels.mosaic_gpu.products_sm90 import accumulate, multiply
 
 
 class QueryGradients(NamedTuple):
@@ -46,7 +46,7 @@ def query_gradients(call: Call, arrays: Arrays, known: Known, doutput: jax.Array
         group = head // (h // g)
         first = call.first(turn)
         mine = sm90.rows_from(first + warpgroup * ROWS)
-        steps, column = sm90.steps_of(call, operands, batch, first)
+        steps = sm90.steps_of(call, operands, batch, first)
         q, do, places, copied = scratch
         places = jax.tree.map(lambda place: place.at[warpgroup], places)
 
@@ -72,13 +72,17 @@ def query_gradients(call: Call, arrays: Arrays, known: Known, doutput: jax.Array
 
         def step(indices: Any, keys: Any, values: Any, vectors: Any, carry: Any) -> Any:
             (parts, known), sums = carry
-            place = Place(first + warpgroup * ROWS, column(indices[0]) * call.step)
-            products = multiply(call.here, q.at[warpgroup], keys.transpose((1, 0)))
-            dweights = multiply(call.here, do.at[warpgroup], values.transpose((1, 0)))
-            parts = sm90.column_parts(call, operands, batch, head, parts, vectors, place)
+            tile = steps.column(indices[0])
+            place = Place(first + warpgroup * ROWS, tile * call.step)
+            products, dweights = accumulate(
+                call.here,
+                (None, [(q.at[warpgroup], keys.transpose((1, 0)))]),
+                (None, [(do.at[warpgroup], values.transpose((1, 0)))]),
+            )
 
             def pull(products: jax.Array, dweights: jax.Array, *, masked: bool) -> Any:
-                scored = sm90.score(call, products, parts, place, masked=masked)
+                every = sm90.column_parts(call, operands, batch, head, parts, vectors, place, masked=masked)
+                scored = sm90.score(call, products, every, place, masked=masked)
                 dscores = score_gradient(call, scored, known, weights_of(call, scored, known), dweights)
                 return QueryGradients(
                     q=scored.pull(dscores).astype(dtype),
@@ -89,7 +93,7 @@ def query_gradients(call: Call, arrays: Arrays, known: Known, doutput: jax.Array
                     scores=None if wanted.scores is None else dscores,
                 )
 
-            found = sm90.where_needed(call, place, pull, products, dweights)
+            found = sm90.where_needed(call, place, steps.alike(tile), pull, products, dweights)
             if found.scores is not None:
                 columns = sm90.rows_from(place.key, call.step)
                 sm90.give(found.scores, places.scores, results.scores.at[batch, head, mine, columns])
@@ -100,11 +104,11 @@ def query_gradients(call: Call, arrays: Arrays, known: Known, doutput: jax.Array
         loop = sm90.over_columns(
             step,
             around,
-            (steps,),
+            (steps.count,),
             (
-                sm90.matrix(call, k, column),
-                sm90.matrix(call, v, column),
-                sm90.vectors(operands.keys, call.step, column),
+                sm90.matrix(call, k, steps.column),
+                sm90.matrix(call, v, steps.column),
+                sm90.vectors(operands.keys, call.step, steps.column),
             ),
         )
         loop(

@@ -48,6 +48,22 @@ UNHIDDEN = -3e38
 """A bias below this counts as minus infinity."""
 
 
+class Reach(NamedTuple):
+    """Tiles of columns by the documents that they share with a block of rows, `b n` each.
+
+    Attributes:
+      low: for every block of rows, the first tile that may hold one of its documents.
+      high: the first tile after all that may.
+      alike_low: the first tile that holds one document only, the only one of the rows; or any, if there is none.
+      alike_high: the first tile after it that does not.
+    """
+
+    low: Any
+    high: Any
+    alike_low: Any
+    alike_high: Any
+
+
 class Arrays(NamedTuple):
     """The operands, queries and keys padded to whole tiles; a dimension of vectors and bias may be 1 instead.
 
@@ -59,8 +75,7 @@ class Arrays(NamedTuple):
       keys: vectors `b h s`, likewise.
       slopes: `h`, or `None`.
       bias: `b h t s` if it varies by query and by key, or `None`; `b h s t` where keys are the rows.
-      reach: for every block of rows, the first tile of columns that may hold one of its documents, and the first one
-        after them, `b n` each; or `None`: any tile may.
+      reach: where documents are, or `None`: they may be anywhere, or there are none.
     """
 
     q: Any
@@ -70,7 +85,7 @@ class Arrays(NamedTuple):
     keys: dict[str, Any]
     slopes: Any = None
     bias: Any = None
-    reach: tuple[Any, Any] | None = None
+    reach: Reach | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +97,7 @@ class Call:
       s: keys, likewise.
       axis: the axis of a tile along which queries run.
       step: the columns of a tile, processed in one step.
-      hides: whether segments or a bias may hide any key.
+      hides: whether a bias may hide any key.
       skips: whether tiles hidden by positions or segments are skipped.
     """
 
@@ -153,13 +168,13 @@ class Call:
             high = jnp.minimum(high, jnp.where(stays, tiles, far))
         return _between(low, high)
 
-    def all_visible(self, place: 'Place') -> Any:
-        """Whether every query of a tile sees every key of it, as far as positions say."""
-        if self.hides:
+    def all_visible(self, place: 'Place', alike: Any) -> Any:
+        """Whether every query of a tile sees every key of it; `alike`: whether all of them are of one document."""
+        if self.hides or alike is False:
             return False
         query, key, queries, keys = place.query, place.key, *self._extent()
         first, last = self.position(query), self.position(query + queries - 1)
-        known = []
+        known = [] if alike is True else [alike]
         if self.t % PAD:
             known.append(query + queries <= self.t)
         if self.s % PAD:
@@ -192,19 +207,34 @@ def _between(low: Any, high: Any) -> tuple[Any, Callable[[Any], Any]]:
     return steps, lambda step: step + low
 
 
-def reach(call: Call, queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns `Arrays.reach` of the segments `b t` and `b s`.
+def reach(call: Call, queries: jax.Array, keys: jax.Array) -> Reach:
+    """Returns where the documents of rows are, for the segments `b t` and `b s`.
 
-    For consecutive documents numbered in order, it excludes every tile that shares no document with the rows. For other
-    numberings some such tiles remain; masks hide them.
+    For consecutive documents numbered in order, tiles from `low` to `high` are those that share one with the rows, and
+    those from `alike_low` to `alike_high` all that hold nothing else. For other numberings some tiles are not excluded,
+    or not known to be alike; masks hide their keys.
     """
     rows, columns = (queries, keys) if call.axis == 0 else (keys, queries)
-    least, most = _extremes(rows, PAD)
-    lowest, highest = _extremes(columns, call.step)
-    meet = (least[:, :, None] <= highest[:, None, :]) & (lowest[:, None, :] <= most[:, :, None])
-    tiles = jnp.arange(meet.shape[2], dtype=jnp.int32)
-    first = jnp.min(jnp.where(meet, tiles, meet.shape[2]), axis=2)
-    return first, jnp.max(jnp.where(meet, tiles + 1, 0), axis=2)
+    least, most = (extreme[:, :, None] for extreme in _extremes(rows, PAD))
+    lowest, highest = (extreme[:, None, :] for extreme in _extremes(columns, call.step))
+    low, high = _ends((least <= highest) & (lowest <= most))
+    alike = (least == most) & (lowest == highest) & (least == lowest)
+    alike_low, _ = _ends(alike)
+    # A run: what is alike after a gap, as where a number comes twice, is not in it.
+    alike_high, _ = _ends(~alike & (_tiles(alike) >= alike_low[:, :, None]))
+    return Reach(low, high, alike_low, alike_high)
+
+
+def _ends(chosen: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The first chosen tile of `b n tiles`, or their number, and the first one after the last, or 0."""
+    tiles = _tiles(chosen)
+    first = jnp.min(jnp.where(chosen, tiles, chosen.shape[2]), axis=2)
+    return first, jnp.max(jnp.where(chosen, tiles + 1, 0), axis=2)
+
+
+def _tiles(like: jax.Array) -> jax.Array:
+    """The number of every tile of `b n tiles`."""
+    return jax.lax.broadcasted_iota(jnp.int32, like.shape, 2)
 
 
 def _extremes(segments: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
@@ -305,9 +335,9 @@ def _iota(call: Call, along: int) -> jax.Array:
     return plgpu.broadcasted_iota(jnp.int32, (ROWS, call.step), along ^ call.axis, layout=TILE)
 
 
-def where_needed(call: Call, place: Place, compute: Callable[..., Any], *operands: Any) -> Any:
-    """`compute(*operands, masked=)`, masked only in tiles that need it."""
-    visible = call.all_visible(place)
+def where_needed(call: Call, place: Place, alike: Any, compute: Callable[..., Any], *operands: Any) -> Any:
+    """`compute(*operands, masked=)`, masked only in tiles that need it; see `Call.all_visible`."""
+    visible = call.all_visible(place, alike)
     if isinstance(visible, bool):
         return compute(*operands, masked=not visible)
     return jax.lax.cond(
@@ -333,10 +363,28 @@ def full(shape: tuple[int, ...], value: float, layout: Any) -> jax.Array:
     return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)
 
 
-def steps_of(call: Call, operands: Arrays, batch: Any, first: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """`Call.steps` of the rows from `first` on."""
-    ends = operands.reach
-    return call.steps(first, None if ends is None else (ends[0][batch, first // PAD], ends[1][batch, first // PAD]))
+class Steps(NamedTuple):
+    """The steps of a block of rows.
+
+    Attributes:
+      count: how many there are.
+      column: the tile of columns of a step.
+      alike: whether all rows and columns of a tile are of one document; `True` where there are no documents, `False`
+        where it is never known.
+    """
+
+    count: Any
+    column: Callable[[Any], Any]
+    alike: Callable[[Any], Any]
+
+
+def steps_of(call: Call, operands: Arrays, batch: Any, first: Any) -> Steps:
+    """The steps of the rows from `first` on."""
+    if operands.reach is None:
+        none = 'segments' not in operands.queries
+        return Steps(*call.steps(first), lambda tile: none)
+    low, high, alike_low, alike_high = (ends[batch, first // PAD] for ends in operands.reach)
+    return Steps(*call.steps(first, (low, high)), lambda tile: (alike_low <= tile) & (tile < alike_high))
 
 
 def row_parts(call: Call, operands: Arrays, batch: Any, head: Any, mine: Any) -> Parts:
@@ -350,10 +398,19 @@ def row_parts(call: Call, operands: Arrays, batch: Any, head: Any, mine: Any) ->
 
 
 def column_parts(
-    call: Call, operands: Arrays, batch: Any, head: Any, parts: Parts, vectors: Mapping[str, Any], place: Place
+    call: Call,
+    operands: Arrays,
+    batch: Any,
+    head: Any,
+    parts: Parts,
+    vectors: Mapping[str, Any],
+    place: Place,
+    *,
+    masked: bool,
 ) -> Parts:
     """Adds what the columns of a tile contribute, their vectors in shared memory, and the bias of the tile."""
-    loaded = {name: call.load(ref, 1 - call.axis) for name, ref in vectors.items()}
+    read = {name: ref for name, ref in vectors.items() if masked or name != 'segments'}
+    loaded = {name: call.load(ref, 1 - call.axis) for name, ref in read.items()}
     if loaded:
         have_read()
     if operands.bias is not None:
