@@ -1,6 +1,6 @@
 """Matrix products of one warpgroup by Hopper's `wgmma`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,16 +11,22 @@ import jax.numpy as jnp
 from pallas_kernels.target import Target
 
 
-def multiply(here: Target, left: Any, right: Any, onto: jax.Array | None = None) -> jax.Array:
+def multiply(
+    here: Target, left: Any, right: Any, onto: jax.Array | None = None, *, meanwhile: Callable[[], None] | None = None
+) -> jax.Array:
     """Returns `left @ right`, or `onto + left @ right`, accumulated in float32, by one warpgroup.
 
     `left` is a tile `m k` in shared memory or in registers, `right` a tile `k n` in shared memory; 16-bit types.
+    `meanwhile`, of products without `onto`, is called between their start and the wait for them.
     """
     if here.interpret:
-        return _multiply_interpreted(left, right, onto)
+        product = _multiply_interpreted(left, right, onto)
+        if meanwhile is not None:
+            meanwhile()
+        return product
     if onto is None:
         product = pl.run_scoped(
-            lambda sums: _multiply_into(sums, left, right), plgpu.ACC((left.shape[0], right.shape[1]))
+            lambda sums: _multiply_into(sums, left, right, meanwhile), plgpu.ACC((left.shape[0], right.shape[1]))
         )
     else:
         product = pl.run_state(lambda sums: plgpu.wgmma(sums, left, right))(plgpu.ACC.init(onto))
@@ -64,8 +70,10 @@ def arrived(sums: jax.Array) -> jax.Array:
     return jax.lax.optimization_barrier(sums)
 
 
-def _multiply_into(sums: Any, left: Any, right: Any) -> jax.Array:
+def _multiply_into(sums: Any, left: Any, right: Any, meanwhile: Callable[[], None] | None = None) -> jax.Array:
     plgpu.wgmma(sums, left, right)
+    if meanwhile is not None:
+        meanwhile()
     return sums[...]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
@@ -76,13 +77,21 @@ def weighted_sum(call: Call, arrays: Arrays, weighing: Weighing) -> tuple[jax.Ar
         first = call.first(turn)
         mine = sm90.rows_from(first + warpgroup * ROWS)
         steps = sm90.steps_of(call, operands, batch, first)
-        q, o, vectors, copied = scratch
+        q, o, vectors, copied, turns = scratch
+
+        def change() -> None:
+            """Hands the matrix unit to the other warpgroup, which weighs its scores while this one multiplies."""
+            plgpu.barrier_arrive(turns)
+            plgpu.barrier_wait(turns)
 
         def around(loop: Callable[[Any], Any]) -> None:
             plgpu.copy_gmem_to_smem(operands.q.at[batch, mine, head], q.at[warpgroup], copied.at[warpgroup])
             fixed = (sm90.row_parts(call, operands, batch, head, mine), _read(call, given, batch, head, mine))
             plgpu.barrier_wait(copied.at[warpgroup])
+            # One of the two is half a step behind the other.
+            pl.when(warpgroup == 1)(change)
             _, rows, sums = loop((fixed, weighing.begin(), sm90.zeros((ROWS, v), TILE)))
+            pl.when(warpgroup == 0)(change)
             normalizer, found = weighing.end(rows)
             if normalizer is not None:
                 sums /= _over_channels(normalizer, v)
@@ -95,7 +104,7 @@ def weighted_sum(call: Call, arrays: Arrays, weighing: Weighing) -> tuple[jax.Ar
             (parts, given), rows, sums = carry
             tile = steps.column(indices[0])
             place = Place(first + warpgroup * ROWS, tile * call.step)
-            products = multiply(call.here, q.at[warpgroup], keys.transpose((1, 0)))
+            products = multiply(call.here, q.at[warpgroup], keys.transpose((1, 0)), meanwhile=change)
 
             def weigh(products: jax.Array, rows: RowVectors, *, masked: bool) -> Any:
                 every = sm90.column_parts(call, operands, batch, head, parts, vectors, place, masked=masked)
@@ -106,6 +115,9 @@ def weighted_sum(call: Call, arrays: Arrays, weighing: Weighing) -> tuple[jax.Ar
             rows, weights, rescale = sm90.where_needed(call, place, steps.alike(tile), weigh, products, rows)
             if rescale is not None:
                 sums *= _over_channels(rescale, v)
+            # All of that comes before the change, which names no registers.
+            rows, weights, sums = jax.lax.optimization_barrier((rows, weights, sums))
+            change()
             return carry[0], rows, multiply(call.here, weights, values, sums)
 
         loop = sm90.over_columns(
@@ -140,6 +152,7 @@ def weighted_sum(call: Call, arrays: Arrays, weighing: Weighing) -> tuple[jax.Ar
                 plgpu.SMEM((*rows, v), dtype, transforms=call.swizzled()),
                 [plgpu.SMEM(rows, jnp.float32)] * weighing.results,
                 plgpu.Barrier(num_barriers=sm90.WARPGROUPS),
+                plgpu.Barrier(num_arrivals=sm90.WARPGROUPS),
             ),
         ),
     )(arrays, weighing.given)
