@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
 
 from pallas_kernels.cost import Cost
@@ -63,7 +64,7 @@ def kernel(
 
     def run(*operands: Any) -> Any:
         estimate: dict[str, Any] = {'cost_estimate': cost.estimate(operands, out_type)} if TAKES_ESTIMATES else {}
-        return plgpu.kernel(
+        results = plgpu.kernel(
             body,
             interpret=plgpu.InterpretGPUParams() if here.interpret else None,
             out_type=out_type,
@@ -73,6 +74,7 @@ def kernel(
             **estimate,
             **options,
         )(*operands)
+        return jax.lax.optimization_barrier(results)
 
     return run
 

@@ -2,7 +2,7 @@
 
 from pallas_kernels.attention.maps.adaptive import AdaptiveSoftmax
 from pallas_kernels.attention.maps.adjusted import NormalisedSelfAdjustSoftmax, SelfAdjustSoftmax
-from pallas_kernels.attention.maps.base import Block, Reduce, Statistics, WeightMap
+from pallas_kernels.attention.maps.base import Block, Reduce, Scaled, Statistics, WeightMap
 from pallas_kernels.attention.maps.pointwise import Relu, Sigmoid, SquaredRelu
 from pallas_kernels.attention.maps.ratios import PowerSoftmax, Softpick, StableMax, TaylorSoftmax
 from pallas_kernels.attention.maps.softmax import ClippedSoftmax, ScalableSoftmax, Softmax
@@ -19,6 +19,7 @@ __all__ = [
     'Reduce',
     'Relu',
     'ScalableSoftmax',
+    'Scaled',
     'SelfAdjustSoftmax',
     'Sigmoid',
     'Softmax',

@@ -48,18 +48,27 @@ infinity, infinity, zero, and the position -1.
 """
 
 
+class Scaled(NamedTuple):
+    """Scores that are products times a positive number and nothing else, from which kernels save operations."""
+
+    products: jax.Array
+    scale: float
+
+
 class Block(NamedTuple):
-    """The scores of some queries and some keys; the three arrays broadcast against each other.
+    """The scores of some queries and some keys; the arrays broadcast against each other.
 
     Attributes:
       scores: finite; those of hidden keys are arbitrary.
       visible: whether the query may see the key.
       columns: the positions of the keys, integers.
+      scaled: what the scores are made of, where a template says so.
     """
 
     scores: jax.Array
     visible: jax.Array
     columns: jax.Array
+    scaled: Scaled | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,6 +126,10 @@ class WeightMap(abc.ABC):
     def pivot(self, block: Block) -> jax.Array:
         """The numbers whose running maximum keeps `block` within range, `start` where not visible."""
         return jnp.where(block.visible, block.scores, self.start)
+
+    def highest(self, block: Block, largest: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        """The largest pivot of every row; `largest` takes the maxima over the keys of a block."""
+        return largest(self.pivot(block))
 
     def rescale(self, old: jax.Array, new: jax.Array) -> jax.Array:
         """The factor of numerators and denominators when the pivot changes from `old` to `new`."""

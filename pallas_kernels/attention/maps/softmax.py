@@ -1,12 +1,17 @@
 """The softmax, the softmax of rescaled scores, and functions of its weights."""
 
 import dataclasses
+import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels.attention.maps.base import HIDDEN, Block, Reduce, Statistics, WeightMap
+
+
+LOG2E = math.log2(math.e)
 
 
 def row(scores: jax.Array, visible: jax.Array) -> jax.Array:
@@ -18,8 +23,15 @@ def row(scores: jax.Array, visible: jax.Array) -> jax.Array:
 
 
 def exponentials(block: Block, pivot: jax.Array) -> jax.Array:
-    """`exp(s_j - pivot)`, zero where not visible."""
-    return jnp.exp(jnp.where(block.visible, block.scores - pivot, HIDDEN))
+    """`exp(s_j - pivot)`, zero where not visible.
+
+    In base 2 a large pivot is rounded once more, alike for all keys of a row, in numerators and denominators, in both
+    passes: weights keep their digits.
+    """
+    if block.scaled is None:
+        return jnp.exp(jnp.where(block.visible, block.scores - pivot, HIDDEN))
+    products, scale = block.scaled
+    return jnp.exp2(jnp.where(block.visible, scale * LOG2E * products - LOG2E * pivot, HIDDEN))
 
 
 def normalise(pivot: jax.Array, denominator: jax.Array) -> tuple[jax.Array, Statistics]:
@@ -62,6 +74,12 @@ class Softmax(WeightMap):
         numerators = jnp.exp(seen - pivot)
         denominator = jnp.sum(numerators, axis=-1, keepdims=True)
         return numerators / denominator, (pivot, 1 / denominator)
+
+    def highest(self, block: Block, largest: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        if block.scaled is None:
+            return super().highest(block, largest)
+        products, scale = block.scaled
+        return scale * largest(jnp.where(block.visible, products, HIDDEN))
 
     def block(self, block: Block, pivot: jax.Array) -> tuple[jax.Array, jax.Array]:
         numerators = exponentials(block, pivot)

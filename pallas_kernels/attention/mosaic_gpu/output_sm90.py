@@ -1,5 +1,6 @@
 """The kernels of `attention` for Hopper that go over the keys of every query, for its output."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -42,7 +43,7 @@ def online(call: Call) -> Weighing:
 
     def take(rows: RowVectors, given: RowVectors, block: Block) -> tuple[RowVectors, jax.Array, jax.Array]:
         pivot, denominator = rows
-        highest = jnp.maximum(pivot, jnp.max(weights.pivot(block), axis=1))
+        highest = jnp.maximum(pivot, weights.highest(block, functools.partial(jnp.max, axis=1)))
         numerators, denominators = weights.block(block, call.spread(highest, 0))
         rescale = weights.rescale(pivot, highest)
         return (highest, rescale * denominator + jnp.sum(denominators, axis=1)), numerators, rescale

@@ -15,7 +15,7 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_kernels.attention.maps import Block
+from pallas_kernels.attention.maps import Block, Scaled
 from pallas_kernels.attention.problem import Rule
 from pallas_kernels.cost import Cost, computed_scores
 from pallas_kernels.mosaic_gpu import launch
@@ -298,7 +298,9 @@ def score(call: Call, products: jax.Array, parts: Parts, place: Place, *, masked
         scores += call.spread(parts.queries['forget'], 0) - call.spread(parts.keys['forget'], 1)
     for bias in _biases(call, parts):
         scores += jnp.where(visible, bias, 0)
-    return Scored(Block(scores, visible, columns), distance, slope)
+    plain = slope is None and parts.slope is None and 'forget' not in parts.queries and not _biases(call, parts)
+    scaled = Scaled(products, rule.scale) if plain and rule.scale > 0 else None
+    return Scored(Block(scores, visible, columns, scaled), distance, slope)
 
 
 def _visible(call: Call, queries: jax.Array, columns: jax.Array, parts: Parts) -> jax.Array:
