@@ -60,7 +60,17 @@ CASES = {
     'wide vector': Case(b=1, t=131, k=72, v=72, heads=(2, 1, 2), decay='b t h k', documents=(PACKED_131,)),
 }
 
-KERNEL = ('one', 'no decay', 'constant', 'grouped', 'packed scalar', 'strong scalar', 'long', 'long sudden')
+KERNEL = (
+    'one',
+    'no decay',
+    'constant',
+    'grouped',
+    'shared queries and keys',
+    'packed scalar',
+    'strong scalar',
+    'long',
+    'long sudden',
+)
 """The cases that every kernel serves."""
 
 VECTOR = ('two', 'grouped vector', 'strong vector', 'sudden vector', 'long vector')
@@ -93,16 +103,23 @@ def draw(name: str, case: Case, dtype: DTypeLike = jnp.float32) -> drawing.Call:
 
 
 def real() -> dict[str, drawing.Call]:
-    """Calls at model sizes, shapes only."""
+    """Calls at model sizes, shapes only; in the last, Mamba-2's, all heads read and write by the same keys."""
     decays = {'no decay': None, 'scalar': 'b t h', 'vector': 'b t h k'}
     calls = {f'k={k}, {name}': _real(k, decay) for k in (64, 128) for name, decay in decays.items()}
-    return calls | {'k=128, constant, grouped': _real(128, 'h', groups=4)}
+    grouped = _real(128, 'h', groups=4, letters=('b t h k', 'b t g k', 'b t g v'))
+    shared = _real(128, 'b t h', groups=1, v=64, letters=('b t g k', 'b t g k', 'b t h v'))
+    return calls | {'k=128, constant, grouped': grouped, 'k=128, scalar, shared': shared}
 
 
-def _real(k: int, decay: str | None, groups: int = 16) -> drawing.Call:
-    sizes = {'b': 4, 't': 8192, 'h': 16, 'g': groups, 'k': k}
-    letters = {'q': 'b t h k', 'k': 'b t g k', 'v': 'b t g k'}
-    arrays = {name: drawing.abstract(shape, sizes, jnp.bfloat16) for name, shape in letters.items()}
+def _real(
+    k: int,
+    decay: str | None,
+    groups: int = 16,
+    v: int | None = None,
+    letters: tuple[str, str, str] = ('b t h k', 'b t h k', 'b t h v'),
+) -> drawing.Call:
+    sizes = {'b': 4, 't': 8192, 'h': 16, 'g': groups, 'k': k, 'v': v or k}
+    arrays = {name: drawing.abstract(shape, sizes, jnp.bfloat16) for name, shape in zip('qkv', letters, strict=True)}
     if decay is not None:
         arrays['log_decay'] = drawing.abstract(decay, sizes, jnp.float32)
-    return drawing.Call({**arrays, 'state': drawing.abstract('b h k k', sizes, jnp.float32)}, {})
+    return drawing.Call({**arrays, 'state': drawing.abstract('b h k v', sizes, jnp.float32)}, {})

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from pallas_kernels.attention.maps.base import HIDDEN, Block, Reduce, Statistics, WeightMap
 
-
 LOG2E = math.log2(math.e)
 
 

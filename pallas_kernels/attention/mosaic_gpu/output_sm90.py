@@ -71,6 +71,7 @@ def weighted_sum(call: Call, arrays: Arrays, weighing: Weighing) -> tuple[jax.Ar
     b, t, h, k = arrays.q.shape
     g, v = arrays.v.shape[2:]
     dtype = arrays.q.dtype
+    takes_turns = call.scores() >= sm90.TURNS_FROM * call.step * t
 
     def body(operands: Arrays, given: Any, output: Any, results: Any, scratch: Any) -> None:
         batch, head, turn, warpgroup = (jax.lax.axis_index(name) for name in sm90.AXES)
@@ -82,8 +83,9 @@ def weighted_sum(call: Call, arrays: Arrays, weighing: Weighing) -> tuple[jax.Ar
 
         def change() -> None:
             """Hands the matrix unit to the other warpgroup, which weighs its scores while this one multiplies."""
-            plgpu.barrier_arrive(turns)
-            plgpu.barrier_wait(turns)
+            if takes_turns:
+                plgpu.barrier_arrive(turns)
+                plgpu.barrier_wait(turns)
 
         def around(loop: Callable[[Any], Any]) -> None:
             plgpu.copy_gmem_to_smem(operands.q.at[batch, mine, head], q.at[warpgroup], copied.at[warpgroup])

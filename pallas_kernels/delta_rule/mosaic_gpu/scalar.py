@@ -52,7 +52,7 @@ def backward(here: Target, arrays: Arrays, scale: float, kept: None, gradients: 
         here, given, _factor(inputs.rows), fill(gradients[1]), backward=True, layout=TIME_FIRST
     )
     missing = chunks.missing(here, solved.inverse, dvalues, v, beta, rounded(arrays.v))
-    dq, reads = query_gradients(here, FORWARD, q, k, do, values, states, rows, rounded(arrays.q), scale)
+    dq, reads = query_gradients(here, FORWARD, q, k, do, values, states, rows, scale)
     dk, sums = key_gradients(
         here, q, k, do, values, missing.dmissing, states, dstates, beta, rows, rounded(arrays.k), scale
     )

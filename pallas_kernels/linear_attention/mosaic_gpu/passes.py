@@ -68,8 +68,8 @@ def _backward(here: Target, arrays: Arrays, scale: float, kept: None, gradients:
     dstates, dstate = sweep(here, BACKWARD, inputs.q, do, inputs.rows, dfinal)
     q, k, v = inputs.q, inputs.k, inputs.v
     dv = read(here, BACKWARD, k, q, do, dstates, inputs.rows, inputs.type_of_gradient(arrays.v), TIME_FIRST)
-    dq, reads = gradients_of(here, FORWARD, q, k, do, v, states, inputs.rows, inputs.type_of_gradient(arrays.q))
-    dk, writes = gradients_of(here, BACKWARD, k, q, v, do, dstates, inputs.rows, inputs.type_of_gradient(arrays.k))
+    dq, reads = gradients_of(here, FORWARD, q, k, do, v, states, inputs.rows)
+    dk, writes = gradients_of(here, BACKWARD, k, q, v, do, dstates, inputs.rows)
 
     dlog_decay = None
     if arrays.log_decay is not None:

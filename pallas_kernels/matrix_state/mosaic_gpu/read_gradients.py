@@ -15,10 +15,10 @@ from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     TILE,
     TIME_FIRST,
     along,
-    along_channels,
     iota,
     load,
     shared_tile,
+    swizzled,
     write,
     zeros,
 )
@@ -36,73 +36,102 @@ def gradients(
     z: jax.Array,
     states: jax.Array,
     numbers: jax.Array,
-    out_dtype: Any,
     scale: float = 1.0,
 ) -> tuple[jax.Array, jax.Array]:
-    """dx, `scale ((dz z^T * decays) y + reads (dz state^T))` of every chunk, `b t h k`, as x, y, z and dz.
+    """dx, `scale ((dz z^T * decays) y + reads (dz state^T))` of every chunk, summed over the heads that share x.
 
-    Also `x dx` summed over channels, `b h 2 t`: the parts from other steps of the chunk and from the state.
+    x, y, z and dz are `b t h k`, and dx is as x. Also `x dx` of every head, summed over channels, `b h 2 t`: the parts
+    from other steps of the chunk and from the state. A program goes over the heads of a group, and sums in float32.
     """
     b, h, count, k, v = states.shape
-    dtype, parts = x.dtype, k // TILE
+    groups, dtype, parts = x.shape[TIME_FIRST.heads], x.dtype, k // TILE
+    members = h // groups
+    # Else it is that of all heads of the group, and read once.
+    y_varies = y.shape[TIME_FIRST.heads] > groups
 
     def body(
         x_ref: Any, y_ref: Any, dz_ref: Any, z_ref: Any, states_ref: Any, rows_ref: Any, dx_ref: Any, sums_ref: Any
     ) -> None:
-        at, head, chunk, column = (jax.lax.axis_index(name) for name in GRID)
+        at, group, chunk, column = (jax.lax.axis_index(name) for name in GRID)
         steps, channels = pl.ds(chunk * TILE, TILE), pl.ds(column * TILE, TILE)
 
-        def of(ref: Any, array: jax.Array) -> Any:
-            return TIME_FIRST.of_group(ref, at, head, h, array)
+        def head(turn: Any) -> Any:
+            return group * members + turn
 
-        def step(_: Any, dz_tile: Any, z_tile: Any, state: Any, sums: tuple[Any, ...]) -> tuple[Any, ...]:
-            dscores, reads = sums
-            return accumulate(
-                here,
-                (dscores, [(dz_tile, z_tile.transpose((1, 0)))]),
-                (reads, [(dz_tile, state.transpose((1, 0)))]),
+        def of_heads(array: jax.Array, width: int, part: Any) -> Any:
+            """Tiles of channels of one head after the other, or of the group that it is in."""
+            shared = h // array.shape[TIME_FIRST.heads]
+            return plgpu.BlockSpec(
+                (TILE, None, width),
+                lambda turn: (chunk, jax.lax.div(head(turn), shared), part),
+                transforms=swizzled(dtype),
             )
 
-        def run(x_tile: Any, y_tile: Any, numbers: Any, dx: Any, within: Any, across: Any, arrived: Any) -> None:
-            plgpu.copy_gmem_to_smem(of(x_ref, x).at[steps, channels], x_tile, arrived)
-            plgpu.copy_gmem_to_smem(of(y_ref, y).at[steps, channels], y_tile, arrived)
-            plgpu.copy_gmem_to_smem(rows_ref.at[at, head, chunk], numbers, arrived)
-            dscores, reads = along_channels(
+        def run(x_tile: Any, y_tile: Any, within: Any, across: Any, arrived: Any) -> None:
+            def step(turn: Any, dz_tile: Any, z_tile: Any, state: Any, numbers: Any, *rest: Any) -> jax.Array:
+                (of_y, sums) = rest if y_varies else (y_tile, *rest)
+                if members == 1:
+                    plgpu.barrier_wait(arrived)
+                dscores, reads = accumulate(
+                    here,
+                    (None, [(dz_tile, z_tile.transpose((1, 0)))]),
+                    (None, [(dz_tile, state.transpose((1, 0)))]),
+                )
+                reads = times(scale, reads * along(numbers, direction.reads, 0))
+                dscores = times(scale, dscores * decays_between(numbers, direction))
+                others = iota(0) != iota(1)
+                scores = multiply(here, x_tile, of_y.transpose((1, 0)))
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                within[...] = jnp.sum(jnp.where(others, scores * dscores, 0), axis=1)
+                across[...] = jnp.sum(load(x_tile) * reads, axis=1)
+                # Ordinary reads of a slot must finish before the commit, after which copies may refill it.
+                plgpu.commit_smem()
+                for place, array in enumerate((within, across)):
+                    plgpu.copy_smem_to_gmem(array, sums_ref.at[at, head(turn[0]), column, place, steps])
+                return multiply(here, dscores.astype(dtype), of_y, sums + reads)
+
+            plgpu.copy_gmem_to_smem(TIME_FIRST.of_head(x_ref, at, group).at[steps, channels], x_tile, arrived)
+            if not y_varies:
+                plgpu.copy_gmem_to_smem(
+                    TIME_FIRST.of_group(y_ref, at, group, groups, y).at[steps, channels], y_tile, arrived
+                )
+            if members > 1:
+                plgpu.barrier_wait(arrived)
+            ys = ((of_heads(y, TILE, column),), (y_ref.at[at],)) if y_varies else ((), ())
+            total = plgpu.emit_pipeline(
                 step,
-                v // TILE,
-                (zeros(), zeros()),
-                (of(dz_ref, dz), lambda part: (chunk, part)),
-                (of(z_ref, z), lambda part: (chunk, part)),
-                (states_ref.at[at, head, chunk], lambda part: (column, part)),
-            )
-            plgpu.barrier_wait(arrived)
-            reads = times(scale, reads * along(numbers, direction.reads, 0))
-            dscores = times(scale, dscores * decays_between(numbers, direction))
-            others = iota(0) != iota(1)
-            scores = multiply(here, x_tile, y_tile.transpose((1, 0)))
-            within[...] = jnp.sum(jnp.where(others, scores * dscores, 0), axis=1)
-            across[...] = jnp.sum(load(x_tile) * reads, axis=1)
-            dx[...] = multiply(here, dscores.astype(dtype), y_tile, reads).astype(out_dtype)
-            write(dx, TIME_FIRST.of_head(dx_ref, at, head).at[steps, channels])
-            write(within, sums_ref.at[at, head, column, 0, steps])
-            write(across, sums_ref.at[at, head, column, 1, steps])
+                grid=(members,),
+                in_specs=(
+                    of_heads(dz, v, 0),
+                    of_heads(z, v, 0),
+                    plgpu.BlockSpec(
+                        (None, None, TILE, v),
+                        lambda turn: (head(turn), chunk, column, 0),
+                        transforms=swizzled(dtype),
+                    ),
+                    plgpu.BlockSpec((None, None, COUNT, TILE), lambda turn: (head(turn), chunk, 0, 0)),
+                    *ys[0],
+                ),
+                max_concurrent_steps=2 if members > 1 and v == TILE else 1,
+                init_carry=zeros(),
+            )(dz_ref.at[at], z_ref.at[at], states_ref.at[at], rows_ref.at[at], *ys[1])
+            x_tile[...] = total.astype(dtype)
+            write(x_tile, TIME_FIRST.of_head(dx_ref, at, group).at[steps, channels])
 
         pl.run_scoped(
             run,
             shared_tile(dtype),
-            shared_tile(dtype),
-            plgpu.SMEM((COUNT, TILE), jnp.float32),
-            shared_tile(out_dtype),
+            None if y_varies else shared_tile(dtype),
             plgpu.SMEM((TILE,), jnp.float32),
             plgpu.SMEM((TILE,), jnp.float32),
-            plgpu.Barrier(num_arrivals=3),
+            plgpu.Barrier(num_arrivals=1 if y_varies else 2),
         )
 
     dx, sums = launch.kernel(
         body,
         here,
         out_type=(
-            jax.ShapeDtypeStruct(TIME_FIRST.shape(b, h, count * TILE, k), out_dtype),
+            jax.ShapeDtypeStruct(TIME_FIRST.shape(b, groups, count * TILE, k), dtype),
             jax.ShapeDtypeStruct((b, h, parts, 2, count * TILE), jnp.float32),
         ),
         name='matrix_state_read_gradients',
@@ -110,7 +139,7 @@ def gradients(
             flops=b * h * count * TILE * (2 * TILE * v * parts + 2 * k * v + 4 * TILE * k),
             exponentials=b * h * count * TILE * TILE * parts,
         ),
-        grid=(b, h, count, parts),
+        grid=(b, groups, count, parts),
         grid_names=GRID,
         compiler_params=NAMED_LAYOUTS,
     )(x, y, dz, z, states, numbers)
