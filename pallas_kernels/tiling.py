@@ -185,9 +185,10 @@ ATTENTION_STEPS = (128, 64, 32)
 def attention_hopper(k: int, v: int, r: int, *, vectors: int, numbers: int, bias: bool) -> HopperAttentionTile | None:
     """The steps of attention with `k` and `v` channels, multiples of 64, and `r` query heads a group; `None`: too many.
 
-    `vectors` are added to the scores or hide keys, `numbers` of each query are known to the backward pass; with `bias`
-    there is a whole matrix. Rows stay in shared memory, and two steps of columns are there at a time. By ptxas 13.0, 64
-    and 128 channels spill nothing, and with slopes or forget gates 120 bytes of a thread at most.
+    `vectors` are added to the scores or hide keys beside such, `numbers` of each query are known to the backward pass;
+    with `bias` there is a whole matrix. Rows stay in shared memory, and two steps of columns are there at a time, with
+    room for the numbers of documents. By ptxas 13.0, 64 and 128 channels spill nothing, and with slopes or forget gates
+    120 bytes of a thread at most.
     """
 
     memory = functools.partial(attention_hopper_memory, k=k, v=v, r=r, vectors=vectors, numbers=numbers, bias=bias)
@@ -223,10 +224,10 @@ def attention_hopper_memory(
     tiles, own = 2 * (k + v) * (128 + 2 * step), 2**12
     match kernel:
         case 'forward':
-            return tiles + 8 * vectors * step + own
+            return tiles + 8 * (vectors + 1) * step + own
         case 'query_gradients':
-            return tiles + 8 * vectors * step + 512 * step * bias + own
-    return tiles + 8 * (vectors + numbers) * step + 512 * r * bool(vectors) + own
+            return tiles + 8 * (vectors + 1) * step + 512 * step * bias + own
+    return tiles + 8 * (vectors + 1 + numbers) * step + 512 * r * bool(vectors) + own
 
 
 def attention_tpu(t: int, s: int) -> AttentionTile:

@@ -81,9 +81,7 @@ def key_gradients(
             place = Place(tile * call.step, first + warpgroup * ROWS)
             parts = sm90.row_parts(call, operands, batch, head, mine)
             factors = [(keys.at[warpgroup], queries), *([(values.at[warpgroup], cotangents)] if of_keys else [])]
-            products, *dweights = accumulate(
-                call.here, *((None, [(left, right.transpose((1, 0)))]) for left, right in factors)
-            )
+            products, *dweights = (multiply(call.here, left, right.transpose((1, 0))) for left, right in factors)
             known = jax.tree.map(lambda ref: call.load(ref, 0), known)
             sm90.have_read()
 

@@ -71,7 +71,7 @@ def weighted_sum(call: Call, arrays: Arrays, weighing: Weighing) -> tuple[jax.Ar
     b, t, h, k = arrays.q.shape
     g, v = arrays.v.shape[2:]
     dtype = arrays.q.dtype
-    takes_turns = call.scores() >= sm90.TURNS_FROM * call.step * t
+    takes_turns = call.scores() >= sm90.TURNS_FROM * t
 
     def body(operands: Arrays, given: Any, output: Any, results: Any, scratch: Any) -> None:
         batch, head, turn, warpgroup = (jax.lax.axis_index(name) for name in sm90.AXES)

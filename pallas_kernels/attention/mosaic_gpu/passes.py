@@ -131,12 +131,13 @@ def tiled_by(here: Target, rule: Rule, operands: Operands) -> str:
 def _sizes(rule: Rule, operands: Operands) -> dict[str, Any]:
     """The arguments of the rule of tiles."""
     k, v = (-(-array.shape[-1] // CHANNELS) * CHANNELS for array in (operands.k, operands.v))
-    kinds = (operands.query_forget, operands.query_segments, operands.slopes, operands.bias)
+    added = sum(array is not None for array in (operands.query_forget, operands.slopes, operands.bias))
     return {
         'k': k,
         'v': v,
         'r': operands.q.shape[2],
-        'vectors': sum(array is not None for array in kinds),
+        # Documents are read in few tiles; beside others they spill registers there.
+        'vectors': added + (added > 0 and operands.query_segments is not None),
         'numbers': len(rule.weights.statistics) + 1 + rule.weights.has_companion,
         'bias': _varies(operands.bias) == 'both',
     }
