@@ -74,6 +74,7 @@ def kernel(
             **estimate,
             **options,
         )(*operands)
+        # XLA of JAX 0.11.2 merges a kernel with the update of a kept array, and runs it once more for other users.
         return jax.lax.optimization_barrier(results)
 
     return run

@@ -60,6 +60,12 @@ def test_every_map_interpreted_is_the_reference(dtype, weights, comparison):
     check(comparison, 'masked', cases.call('masked', dtype, cases.MAPS[weights]), weights)
 
 
+@pytest.mark.parametrize('name', ['tiles', 'more queries'])
+def test_warpgroups_that_take_turns_give_the_reference(name, comparison, monkeypatch):
+    monkeypatch.setattr(sm90, 'TURNS_FROM', 0)  # else only rows of thousands of keys
+    check(comparison, name, cases.call(name, jnp.bfloat16), 'in turns')
+
+
 @pytest.mark.slow
 def test_two_runs_give_the_same_bits():
     call = cases.call('bias of keys', jnp.bfloat16)
@@ -75,8 +81,11 @@ def test_two_runs_give_the_same_bits():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('turns_from', [0, sm90.TURNS_FROM])
 @pytest.mark.parametrize('name', ['tiles', 'everything'])
-def test_no_warpgroup_races_another(name, comparison, monkeypatch):
+def test_no_warpgroup_races_another(name, turns_from, comparison, monkeypatch):
+    monkeypatch.setattr(sm90, 'TURNS_FROM', turns_from)
+
     # Stands in for products with a factor in registers, which the interpreter lacks: they read as any load does.
     def multiply(left, right, onto, multiply=products_sm90._multiply_interpreted):
         product = multiply(left, right, onto)

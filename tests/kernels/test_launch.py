@@ -127,6 +127,14 @@ def test_products_are_used_after_their_wait_alone(on_hopper):
     assert products > 50
 
 
+def test_results_of_kernels_stand_behind_a_barrier():
+    """Without it XLA of JAX 0.11.2 runs a kernel twice, in a loop that keeps its result and uses it."""
+    with target.compiling_for(target.H100):
+        traced = jax.jit(pallas_kernels.softmax).trace(jax.ShapeDtypeStruct((256, 512), jnp.float32))
+        text = traced.lower(lowering_platforms=('cuda',)).as_text()
+    assert text.count('mosaic_gpu_v2') == text.count('optimization_barrier') == 1
+
+
 def test_warpgroups_end_together(on_hopper):
     """One that is gone while another still multiplies can make that one fail."""
     several = [kernel for core in ('attention', 'cross_entropy') for kernel in on_hopper[core]]
