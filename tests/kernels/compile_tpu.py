@@ -1,10 +1,11 @@
 """Compiles cores for TPUs that are not there, forward and backward at the sizes of models; a process of its own.
 
-    python tests/kernels/compile_tpu.py [--topologies=v5e:2x2,v6e:2x2] [--first] linear_scan attention
+    python tests/kernels/compile_tpu.py [--topologies=v5e:2x2,v6e:2x2] [--first] [--schedules] linear_scan attention
 
 For every topology, core and call of `real()` one line of JSON on standard output: seconds of processor time, memory
-and cost as the compiler has them. libtpu is taken from `<environment>/libtpu`, where it disturbs nobody else, or as
-installed.
+and cost as the compiler has them; with `--schedules` of every kernel the instructions (bundles) that it was compiled
+to, the part of their slots for matrix units and for vectors that is used, and registers spilled. libtpu is taken from
+`<environment>/libtpu`, where it disturbs nobody else, or as installed.
 """
 
 import argparse
@@ -12,7 +13,10 @@ import importlib
 import json
 import os
 import pathlib
+import re
+import shutil
 import sys
+import tempfile
 import time
 import traceback
 
@@ -30,7 +34,28 @@ from pallas_kernels import dispatch, target  # noqa: E402
 TOPOLOGIES = 'v5e:2x2,v5p:2x2x1,v6e:2x2'
 
 
-def compile_calls(core: str, topology: str, *, first: bool) -> None:
+def schedules(folder: pathlib.Path, core: str) -> list[dict[str, object]]:
+    """What the compiler wrote of the kernels of a core, in the order in which it compiled them; empties the folder."""
+    found: list[dict[str, object]] = []
+    for path in sorted(folder.glob('*-final_hlo-static-per-bundle-utilization.txt')):
+        name = re.sub(r'^\d+-|-\d+-final_hlo.*', '', path.name)
+        if core in name or 'matrix_state' in name:
+            found.append({'kernel': name} | schedule(path.read_text()))
+    shutil.rmtree(folder)
+    folder.mkdir()
+    return found
+
+
+def schedule(text: str) -> dict[str, object]:
+    """The use of slots by a kernel, from a line of their names, one of capacities, and one for every bundle."""
+    names, capacities, *bundles = (line.replace(',', ' ').split() for line in text.splitlines() if line[:2] != '==')
+    used = dict(zip(names, (sum(map(int, column)) for column in zip(*bundles, strict=True)), strict=True))
+    slots = dict(zip(names, map(int, capacities), strict=True))
+    parts = {name: round(used[name] / slots[name] / len(bundles), 3) for name in ('MXU', 'VALU')}
+    return {'bundles': len(bundles), **parts, 'spills': used['VSTORE:SPILL']}
+
+
+def compile_calls(core: str, topology: str, *, first: bool, dumps: pathlib.Path | None) -> None:
     """Compiles the calls of `real()` of a core, or the first of them, and prints what came of it."""
     device = topologies.get_topology_desc(platform='tpu', topology_name=topology).devices[0]
     calls = importlib.import_module(f'pallas_kernels.cases.{core}').real()
@@ -54,6 +79,8 @@ def compile_calls(core: str, topology: str, *, first: bool) -> None:
                 'GFLOP': cost.get('flops', 0) / 1e9,
                 'accessed MiB': cost.get('bytes accessed', 0) / 2**20,
             }
+            if dumps is not None:
+                line['kernels'] = schedules(dumps, core)
             print(json.dumps(line), flush=True)
 
 
@@ -77,12 +104,17 @@ if __name__ == '__main__':
     parser = argparse.ArgumentParser()
     parser.add_argument('--topologies', default=TOPOLOGIES)
     parser.add_argument('--first', action='store_true', help='the first call of a core alone')
+    parser.add_argument('--schedules', action='store_true', help='what kernels are compiled to')
     parser.add_argument('cores', nargs='+')
     options = parser.parse_args()
+    dumps = pathlib.Path(tempfile.mkdtemp()) if options.schedules else None
+    if dumps is not None:
+        # Read when the library is loaded, with the first topology.
+        os.environ['LIBTPU_INIT_ARGS'] = f'--xla_jf_dump_to={dumps} --xla_jf_dump_llo_text=true'
     for topology in options.topologies.split(','):
         for core in options.cores:
             try:
-                compile_calls(core, topology, first=options.first)
+                compile_calls(core, topology, first=options.first, dumps=dumps)
             except Exception:
                 # One core of several: what went wrong is said, and the others are compiled.
                 print(json.dumps({'core': core, 'error': traceback.format_exc()[-3000:]}), flush=True)

@@ -56,3 +56,23 @@ def compiled_calls(options: tuple[str, ...], cores: tuple[str, ...]) -> list[dic
 
 TEMPORARIES = 12
 """Bytes of temporaries for each byte of arguments, at most; the states between chunks are most of them."""
+
+
+BUNDLES = {
+    'forward': (('attention_forward', 2950),),
+    'forward and backward': (
+        ('attention_forward', 2950),
+        ('attention_query_gradients', 3300),
+        ('attention_key_gradients', 4650),
+    ),
+}
+"""The most instructions of the kernels of attention at 64 channels for a TPU v5e: of a masked tile and of another."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != 'linux', reason='the compiler for TPUs is made for Linux')
+def test_kernels_of_attention_are_compiled_to_few_instructions():
+    for line in compiled_calls(('--topologies=v5e:2x2', '--first', '--schedules'), ('attention',)):
+        for name, most in BUNDLES[line['what']]:
+            (kernel,) = (kernel for kernel in line['kernels'] if name in kernel['kernel'])
+            assert kernel['bundles'] <= most, line

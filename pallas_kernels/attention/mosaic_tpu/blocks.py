@@ -6,16 +6,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.attention.maps import Block, Statistics
+from pallas_kernels.attention.maps import Block, Scaled, Statistics
 from pallas_kernels.attention.mosaic_tpu.sweep import Arrays, Call, Part, Parts, Step
 
 
-def products(call: Call, values: Arrays) -> jax.Array:
-    return call.rule.scale * dot(values['k'], values['q'], 1, 0)
+def products(call: Call, values: Arrays) -> Scaled:
+    return Scaled(dot(values['k'], values['q'], 1, 0), call.rule.scale)
 
 
-def block_of(call: Call, step: Step, products: jax.Array, values: Arrays) -> Block:
-    """The scores of a block, `s t`."""
+def scaled(found: Scaled) -> jax.Array:
+    return found.scale * found.products
+
+
+def block_of(call: Call, step: Step, products: jax.Array, values: Arrays, made_of: Scaled) -> Block:
+    """The scores of a block, `s t`, from its scaled products and what these are made of."""
     cap = call.rule.weights.soft_cap
     scores = products if cap is None else cap * jnp.tanh(products / cap)
     distance = step.rows - step.columns
@@ -26,7 +30,8 @@ def block_of(call: Call, step: Step, products: jax.Array, values: Arrays) -> Blo
         scores -= values['slopes'] * jnp.abs(distance).astype(jnp.float32)
     if 'query_forget' in values:
         scores += values['query_forget'] - values['key_forget']
-    return Block(scores, visible, step.columns)
+    plain = cap is None and made_of.scale > 0 and not {'bias', 'slopes', 'query_forget'} & set(values)
+    return Block(scores, visible, step.columns, made_of if plain else None)
 
 
 def _visible(call: Call, step: Step, distance: jax.Array, values: Arrays) -> jax.Array:

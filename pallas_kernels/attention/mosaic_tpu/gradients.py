@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.attention.maps import Block
-from pallas_kernels.attention.mosaic_tpu.blocks import block_of, dot, like, products, rowwise, statistics_of
+from pallas_kernels.attention.mosaic_tpu.blocks import block_of, dot, like, products, rowwise, scaled, statistics_of
 from pallas_kernels.attention.mosaic_tpu.sweep import Arrays, Call, Pairs, Part, Parts, Step, Sums, Sweep, upright
 
 
@@ -66,16 +66,16 @@ def pull_bias(call: Call, inputs: Parts) -> jax.Array:
 
 def _gradients(call: Call, step: Step, values: Arrays, names: tuple[str, ...]) -> tuple[jax.Array, jax.Array, Arrays]:
     """The weights of a block, and the gradients of its products and of the named operands added to them."""
-    weights, statistics = call.rule.weights, statistics_of(call, values)
+    weights, statistics, made_of = call.rule.weights, statistics_of(call, values), products(call, values)
 
-    def of(products: jax.Array, added: Arrays) -> tuple[jax.Array, Block]:
-        block = block_of(call, step, products, values | added)
+    def of(scaled_products: jax.Array, added: Arrays) -> tuple[jax.Array, Block]:
+        block = block_of(call, step, scaled_products, values | added, made_of)
         return block.scores, block
 
     added = {name: values[name] for name in names}
     if 'slopes' in added:
         added['slopes'] = jnp.broadcast_to(added['slopes'], step.rows.shape)
-    _, pull, block = jax.vjp(of, products(call, values), added, has_aux=True)
+    _, pull, block = jax.vjp(of, scaled(made_of), added, has_aux=True)
     found, dweights = weights.recompute(block, statistics), dot(values['v'], values['doutput'], 1, 0)
     dscores = weights.score_gradient(block, found, statistics, dweights, values['delta'], values.get('companion_delta'))
     return found, *pull(dscores)

@@ -1,8 +1,11 @@
 """The kernels of `attention` for TPUs that go over the keys of every query, for its output."""
 
+import functools
+
 import jax.numpy as jnp
 
-from pallas_kernels.attention.mosaic_tpu.blocks import block_of, dot, named, products, rowwise, statistics_of
+from pallas_kernels.attention.maps import Block
+from pallas_kernels.attention.mosaic_tpu.blocks import block_of, dot, named, products, rowwise, scaled, statistics_of
 from pallas_kernels.attention.mosaic_tpu.sweep import Arrays, Call, Parts, Step, Sums, Sweep
 
 
@@ -11,9 +14,9 @@ def follow(call: Call, inputs: Parts) -> Arrays:
     weights, v = call.rule.weights, inputs['v'].array.shape[3]
 
     def add(step: Step, values: Arrays, memory: Arrays) -> None:
-        block = block_of(call, step, products(call, values), values)
+        block = _block(call, step, values)
         before = memory['pivot'][...]
-        pivot = jnp.maximum(before, jnp.max(weights.pivot(block), axis=0, keepdims=True))
+        pivot = jnp.maximum(before, weights.highest(block, functools.partial(jnp.max, axis=0, keepdims=True)))
         numerators, denominators = weights.block(block, pivot)
         rescale = weights.rescale(before, pivot)
         memory['pivot'][...] = pivot
@@ -42,7 +45,7 @@ def read(call: Call, inputs: Parts) -> Arrays:
     weights, v = call.rule.weights, inputs['v'].array.shape[3]
 
     def add(step: Step, values: Arrays, memory: Arrays) -> None:
-        block, statistics = block_of(call, step, products(call, values), values), statistics_of(call, values)
+        block, statistics = _block(call, step, values), statistics_of(call, values)
         memory['output'][...] += dot(values['v'], weights.recompute(block, statistics), 0, 0)
         if weights.has_companion:
             memory['companion'][...] += dot(values['v'], weights.companion(block, statistics), 0, 0)
@@ -52,3 +55,8 @@ def read(call: Call, inputs: Parts) -> Arrays:
     scratch = {name: Sums((v, call.tile.queries)) for name in names}
     visits = Sweep('attention_forward', (1, len(names)), call, 'bgrp', 't', call.by_queries())
     return visits.run(add, inputs, outputs, scratch)
+
+
+def _block(call: Call, step: Step, values: Arrays) -> Block:
+    found = products(call, values)
+    return block_of(call, step, scaled(found), values, found)
