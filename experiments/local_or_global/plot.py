@@ -8,6 +8,9 @@ from attnlab.experiment.results import dashed, panels
 PICTURED = 'count'
 """The task of which pictures are kept, as in `sweep.py`."""
 
+SEGMENTED = ('mha', 'pvt', 'swin', 'neighbourhood')
+"""Recipes whose classes of patches are shown; they are of single runs, whose command is in the README."""
+
 
 def figure(studies):
     """A column a mixer: its fresh seeds as points and their mean as a bar; dashed lines are trivial predictors."""
@@ -42,9 +45,10 @@ def figure(studies):
 
 
 def pictures(studies):
-    """What the token in the middle of an image has seen in the first fresh seed of every mixer."""
-    return {
+    """What the token in the middle of an image has seen in the first fresh seed of every mixer; classes of patches."""
+    fields = {
         study['study']: f'{PICTURED}/{study["study"]}/confirm/trials/0000/figures/receptive_field.png'
         for study in studies
         if study['report'] == PICTURED
     }
+    return fields | {f'segments_{recipe}': f'segments/{recipe}/figures/segmented.png' for recipe in SEGMENTED}

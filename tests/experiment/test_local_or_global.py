@@ -14,11 +14,15 @@ USUAL = {'count': Count(), 'same_different': SameDifferent(), 'connected': Conne
 
 
 @pytest.mark.parametrize('task', USUAL)
-def test_images_of_cpu_size_are_of_8_x_8_patches_that_cut_what_is_drawn_alike(task):
+def test_images_of_cpu_size_are_of_few_patches_that_cut_what_is_drawn_alike(task):
     base = read(Experiment(FOLDER, 'cpu').studies()[task]['mha']).base
     patch, setup = base.model.inputs.patch, prepare(base)
     size = setup.task.data.of.size
-    assert size // patch == 8 and base.model.inputs.size == (size, size) and setup.length == size**2
+    assert (
+        size // patch == (6 if task == 'connected' else 8)
+        and base.model.inputs.size == (size, size)
+        and setup.length == size**2
+    )
     assert {found.cadence.n for found in setup.evals} == {setup.steps}
     if task == 'same_different':
         assert setup.task.data.of.step % patch == 0 and 2 * setup.task.data.of.cells == patch

@@ -43,7 +43,12 @@ def test_what_tokens_have_seen_is_drawn_and_kept(tmp_path):
         kinds = [each.target.rpartition('.')[2] for each in read(studies[report]['mha']).base.evals]
         assert ('ReceptiveField' in kinds) == report.startswith('count')
     named = pictures('local_or_global', 'studies')
-    assert set(named) == set(studies['count'])
+    segmented = [name for name in named if name.startswith('segments_')]
+    assert set(named) == {*studies['count'], *segmented} and segmented
+    readme = (EXPERIMENTS / 'local_or_global' / 'README.md').read_text()
+    for name in segmented:
+        workdir, _, left = named[name].partition('/figures/')
+        assert left == 'segmented.png' and f'--workdir=runs/experiments/local_or_global/cpu/{workdir}' in readme
     assert named['swin'] == 'count/swin/confirm/trials/0000/figures/receptive_field.png'
     folder = tmp_path / 'experiments' / 'local_or_global'
     for name in ('sweep.py', 'plot.py', 'README.md', 'results/cpu.json', 'results/cpu/swin.png'):
@@ -61,3 +66,19 @@ def test_what_tokens_have_seen_is_drawn_and_kept(tmp_path):
     shown = kept_pictures(experiment, load_module(folder / 'plot.py'), rows, root)
     assert (folder / 'results' / 'cpu' / 'mha.png').read_bytes() == b'another'
     assert '![mha](results/cpu/mha.png) |' in shown and '![swin]' in shown
+
+
+def test_a_row_of_a_readme_holds_three_pictures(tmp_path):
+    class Plot:
+        @staticmethod
+        def pictures(rows):
+            return {row['name']: f'{row["name"]}.png' for row in rows}
+
+    for name in 'abcde':
+        (tmp_path / f'{name}.png').write_bytes(b'picture')
+    (tmp_path / 'asked').mkdir()
+    (tmp_path / 'asked' / 'sweep.py').write_text('')
+    asked, rows = Experiment(tmp_path / 'asked', 'cpu'), [{'name': name} for name in 'abcde']
+    shown = kept_pictures(asked, Plot, rows, tmp_path)
+    assert [line.count('![') for line in shown.splitlines()] == [0, 0, 3, 0, 0, 0, 2]
+    assert kept_pictures(asked, Plot, [], tmp_path) == ''
