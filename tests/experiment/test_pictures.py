@@ -4,6 +4,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from PIL import Image
 from rich.console import Console
 
 from attnlab.evals.cadence import AtEnd
@@ -11,6 +12,7 @@ from attnlab.evals.drawn import Drawings
 from attnlab.experiment.experiment import Experiment, load_module
 from attnlab.experiment.results import kept_pictures, written_results
 from attnlab.experiment.studies import report_studies
+from attnlab.runs.loading import Loaded
 from attnlab.sweep.sweep import read
 from attnlab.train.setup import prepare
 
@@ -34,6 +36,26 @@ def test_drawn_images_are_left_where_they_are_looked_for(tmp_path):
     for name, path in named.items():
         label, _, left = path.partition('/')
         assert label in labels and label.startswith(name.partition('-')[0]) and (tmp_path / left).exists()
+
+
+def test_what_tokens_see_at_another_resolution_is_left_where_it_is_looked_for(tmp_path):
+    """The digits of 16 and of 48 pixels, of one untrained model; a neighbourhood sees as many pixels of both."""
+    pytest.importorskip('sklearn')
+    sweep = load_module(EXPERIMENTS / 'resolution' / 'sweep.py')
+    setup = prepare(sweep.config('neighbourhood', 'low', 0, 'cpu'))
+    loaded, seen = Loaded(setup, setup.initialize().variables, 0), {}
+    for size in sweep.PICTURED['cpu']:
+        sweep.draw_seen(loaded, size, tmp_path / 'seen' / str(size))
+        bright = np.asarray(Image.open(tmp_path / 'seen' / str(size) / 'receptive_field.png'))[..., 0]
+        seen[size] = np.count_nonzero(bright) * (size / len(bright)) ** 2
+    # Two layers of 3 x 3 tokens of 2 x 2 pixels: 10 x 10 at the most.
+    assert 0 < seen[16] <= 100 and 0 < seen[48] <= 100
+    named = pictures('resolution', 'runs')
+    labels = {run.label for run in sweep.runs('cpu')}
+    for name, path in named.items():
+        label, _, left = path.partition('/')
+        assert label in labels and label.startswith(name.partition('-')[0]) and label.endswith('-0')
+        assert (tmp_path / left).exists()
 
 
 def test_what_tokens_have_seen_is_drawn_and_kept(tmp_path):
