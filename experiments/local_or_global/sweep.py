@@ -15,7 +15,7 @@ from attnlab.sweep.space import Grid
 from attnlab.sweep.sweep import sweep_config
 
 CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
-TASKS = ('count', 'same_different', 'connected')
+TASKS = MappingProxyType({'cpu': ('count', 'same_different'), 'full': ('count', 'same_different', 'connected')})
 
 PICTURED = 'count'
 """The task of which it is drawn what a token has seen, once trained: that which all mixers learn."""
@@ -80,11 +80,14 @@ SEEDS = 3
 """Fresh seeds that the best learning rate of every recipe is run with; the score is their mean."""
 
 
+PATCH = 4
+"""Pixels on a side of a patch at CPU size, where images have 8 x 8 of them."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Small:
     """How a task is asked at CPU size: `drawn` is what differs of its images from those of full size."""
 
-    patch: int = 4
     steps: int = 400
     drawn: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
@@ -93,18 +96,17 @@ SMALL = MappingProxyType(
     {
         'count': Small(),
         'same_different': Small(steps=300, drawn={'cells': 2, 'step': 4}),
-        'connected': Small(patch=2, steps=1_000, drawn={'size': 12, 'shortest': 2, 'longest': 4}),
     }
 )
-"""By task; of 8 x 8 patches, or 6 x 6, by whose positions all models are smaller alike."""
+"""By task."""
 
 
 def studies(size):
     """A study a task and recipe: at equal parameters, and at full size at equal operations too."""
-    found = {task: studies_of(task, HIDDEN[size], size) for task in TASKS}
+    found = {task: studies_of(task, HIDDEN[size], size) for task in TASKS[size]}
     if size == 'cpu':
         return found
-    return found | {f'{task}_equal_flops': studies_of(task, EQUAL_FLOPS, size) for task in TASKS}
+    return found | {f'{task}_equal_flops': studies_of(task, EQUAL_FLOPS, size) for task in TASKS[size]}
 
 
 def studies_of(task, widths, size):
@@ -136,9 +138,7 @@ def config(task, recipe, hidden, size):
         if size == 'cpu':
             small = SMALL[task]
             found.task.data.of.update(small.drawn)
-            pixels = found.task.data.of.size
-            found.length, found.model.inputs.size = pixels**2, (pixels, pixels)
-            found.model.inputs.patch, found.steps = small.patch, small.steps
+            found.model.inputs.patch, found.steps = PATCH, small.steps
             found.checkpoint.every = small.steps
         found.evals = of_splits(2000, every=found.steps)
         if task == PICTURED:
