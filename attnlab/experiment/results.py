@@ -1,5 +1,6 @@
 """What an experiment writes: its numbers as JSON, one figure, and the table in its README between two comments."""
 
+import itertools
 import json
 import math
 import pathlib
@@ -20,6 +21,9 @@ from attnlab.experiment.experiment import Experiment, load_module, parts_of
 
 Measurements = dict[str, Any]
 """Plain data about one run or study."""
+
+IN_A_ROW = 3
+"""Pictures of a README side by side: more would be shown too small to look at."""
 
 
 def write_results(experiment: Experiment, facts: Mapping[str, Any], key: str, items: Sequence[Measurements]) -> None:
@@ -48,11 +52,11 @@ def write_figure(experiment: Experiment, figure: Figure) -> None:
 
 
 def kept_pictures(experiment: Experiment, plot: Any, rows: Sequence[Measurements], root: pathlib.Path) -> str:
-    """Copies pictures that runs left in `root` to `results/SIZE/NAME.png`; returns the row of a README that shows them.
+    """Copies pictures that runs left in `root` to `results/SIZE/NAME.png`; returns what shows them in a README.
 
     `pictures(rows)` of `plot.py`, where it has that function, gives the path in `root` of every picture, by name. What
     was copied before is shown where its run is gone; a picture that is in neither place, as of a run that was measured
-    before pictures were kept, is not.
+    before pictures were kept, is not. A row holds three.
     """
     named = plot.pictures(rows) if hasattr(plot, 'pictures') else {}
     folder, there = pathlib.Path('results') / experiment.size, []
@@ -62,7 +66,9 @@ def kept_pictures(experiment: Experiment, plot: Any, rows: Sequence[Measurements
             files.write(experiment.folder / kept, (root / path).read_bytes())
         if (experiment.folder / kept).exists():
             there.append((name, f'![{name}]({kept.as_posix()})'))
-    return markdown([list(line) for line in zip(*there, strict=True)])
+    return '\n\n'.join(
+        markdown([list(line) for line in zip(*row, strict=True)]) for row in itertools.batched(there, IN_A_ROW)
+    )
 
 
 def write_readme(experiment: Experiment, text: str) -> None:

@@ -15,7 +15,7 @@ from attnlab.sweep.space import Grid
 from attnlab.sweep.sweep import sweep_config
 
 CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
-TASKS = ('count', 'same_different', 'connected')
+TASKS = MappingProxyType({'cpu': ('count', 'same_different'), 'full': ('count', 'same_different', 'connected')})
 
 PICTURED = 'count'
 """The task of which it is drawn what a token has seen, once trained: that which all mixers learn."""
@@ -50,44 +50,44 @@ HIDDEN = MappingProxyType(
 
 EQUAL_FLOPS = MappingProxyType(
     {
-        'cpu': {'mha': 320, 'axial_rope': 320, 'pvt': 363, 'swin': 352, 'neighbourhood': 357, 'vmamba': 60},
-        'full': {
-            'mha': 704,
-            'axial_rope': 704,
-            'relu_vit': 704,
-            'pvt': 875,
-            'pvt_linear': 961,
-            'embedding_free': 1067,
-            'polarized': 1087,
-            'polarized_sequential': 1087,
-            'swin': 818,
-            'neighbourhood': 842,
-            'fasa': 942,
-            'segman': 790,
-            'vig': 836,
-            'vmamba': 380,
-            'agent_2d': 807,
-            'inline_2d': 853,
-            'soft_2d': 725,
-            'nalaformer_2d': 746,
-        },
+        'mha': 704,
+        'axial_rope': 704,
+        'relu_vit': 704,
+        'pvt': 875,
+        'pvt_linear': 961,
+        'embedding_free': 1067,
+        'polarized': 1087,
+        'polarized_sequential': 1087,
+        'swin': 818,
+        'neighbourhood': 842,
+        'fasa': 942,
+        'segman': 790,
+        'vig': 836,
+        'vmamba': 380,
+        'agent_2d': 807,
+        'inline_2d': 853,
+        'soft_2d': 725,
+        'nalaformer_2d': 746,
     }
 )
-"""That by which all have the operations of `mha` within 1 %; `condaformer` has more without any channel mixers."""
+"""That by which all have the operations of `mha` within 1 % at full size; `condaformer` has more without any."""
 
 SIDES = MappingProxyType({'swin': 4, 'neighbourhood': 3})
 """Tokens on a side of what is seen at CPU size: of 8 x 8 patches, windows as large as usual would see all."""
 
-RATES = (5e-4, 2e-3, 8e-3)
+RATES = MappingProxyType({'cpu': (2e-3, 8e-3), 'full': (5e-4, 2e-3, 8e-3)})
 SEEDS = 3
 """Fresh seeds that the best learning rate of every recipe is run with; the score is their mean."""
+
+
+PATCH = 4
+"""Pixels on a side of a patch at CPU size, where images have 8 x 8 of them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Small:
     """How a task is asked at CPU size: `drawn` is what differs of its images from those of full size."""
 
-    patch: int = 4
     steps: int = 400
     drawn: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
@@ -95,17 +95,18 @@ class Small:
 SMALL = MappingProxyType(
     {
         'count': Small(),
-        'same_different': Small(drawn={'cells': 2, 'step': 4}),
-        'connected': Small(patch=2, steps=1_500, drawn={'size': 16, 'shortest': 2, 'longest': 6}),
+        'same_different': Small(steps=300, drawn={'cells': 2, 'step': 4}),
     }
 )
-"""By task; all have 8 x 8 patches, so that parameters and operations are matched by the same widths."""
+"""By task."""
 
 
 def studies(size):
-    """A study a task and recipe: at equal parameters, and then at equal operations."""
-    found = {task: studies_of(task, HIDDEN[size], size) for task in TASKS}
-    return found | {f'{task}_equal_flops': studies_of(task, EQUAL_FLOPS[size], size) for task in TASKS}
+    """A study a task and recipe: at equal parameters, and at full size at equal operations too."""
+    found = {task: studies_of(task, HIDDEN[size], size) for task in TASKS[size]}
+    if size == 'cpu':
+        return found
+    return found | {f'{task}_equal_flops': studies_of(task, EQUAL_FLOPS, size) for task in TASKS[size]}
 
 
 def studies_of(task, widths, size):
@@ -117,7 +118,7 @@ def study(task, recipe, hidden, size):
     """Every learning rate with one seed, none given up early, then the best with fresh seeds: the same for all."""
     return sweep_config(
         config(task, recipe, hidden, size),
-        {'rate': spec(Grid, key='optimizer.peak_lr', values=RATES)},
+        {'rate': spec(Grid, key='optimizer.peak_lr', values=RATES[size])},
         sampler=spec(GridSearch),
         metric='valid/all/accuracy',
         goal='max',
@@ -137,9 +138,7 @@ def config(task, recipe, hidden, size):
         if size == 'cpu':
             small = SMALL[task]
             found.task.data.of.update(small.drawn)
-            pixels = found.task.data.of.size
-            found.length, found.model.inputs.size = pixels**2, (pixels, pixels)
-            found.model.inputs.patch, found.steps = small.patch, small.steps
+            found.model.inputs.patch, found.steps = PATCH, small.steps
             found.checkpoint.every = small.steps
         found.evals = of_splits(2000, every=found.steps)
         if task == PICTURED:

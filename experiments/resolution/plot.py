@@ -10,6 +10,9 @@ PANELS = {
     'positions of attention': ('learned', 'sinusoidal', 'without', 'axial_rope'),
     'mixers': ('learned', 'pvt', 'embedding_free', 'fasa', 'swin', 'neighbourhood', 'vmamba'),
 }
+SEEN = ('learned', 'axial_rope', 'pvt', 'swin', 'neighbourhood', 'vmamba')
+"""Models of which pictures are kept: one of every way of seeing, and positions of two kinds."""
+
 DASHES = ('-', '--', ':')
 
 
@@ -48,6 +51,17 @@ def table(rows):
             cells = ['' if None in each else plus_minus(each, 3, bounds=SHARE) for each in values]
             lines.append([name, way, rate_of(seeds[0]), *cells, f'{len(seeds)}'])
     return lines
+
+
+def pictures(rows):
+    """What the token in the middle has seen in the first seed at the better rate, as in training and at the largest."""
+    chosen = better(rows)
+    sizes = list(chosen['learned'][0]['accuracy']['as it is'])
+    return {
+        f'{name}-{size}': f'{chosen[name][0]["label"]}/seen/{size}/receptive_field.png'
+        for size in (sizes[2], sizes[-1])
+        for name in SEEN
+    }
 
 
 def ways(seeds):

@@ -9,6 +9,8 @@ from attnlab.configuration import config_of
 from attnlab.data.long_range.digits import Digits
 from attnlab.data.long_range.prepared import Prepared
 from attnlab.data.vision.resized import Resized
+from attnlab.evals.cadence import AtEnd
+from attnlab.evals.pictures import ReceptiveField
 from attnlab.experiment.experiment import Finished, Run, label_of
 from attnlab.experiment.splits import of_splits
 from attnlab.mixers.spatial.reduced import EmbeddingFreeAttention
@@ -70,6 +72,9 @@ PATCH = 2
 SIZES = {'cpu': (8, 12, 16, 24, 32, 48), 'full': (16, 24, 32, 48, 64, 96)}
 """Pixels on a side that all are asked at."""
 
+PICTURED = {'cpu': (16, 48), 'full': (32, 96)}
+"""Of them those of which it is drawn what a token in the middle has seen: that of training, and the largest."""
+
 SIDES = MappingProxyType({'swin': 4, 'neighbourhood': 3, 'fasa': 3})
 """Tokens on a side of what is seen at CPU size, whose images have 8 x 8 patches in training and 4 x 4 at the least."""
 
@@ -116,7 +121,13 @@ def config(name, rate, seed, size):
 
 
 def measure(finished: Finished):
-    """Accuracy on validation, by which rates are chosen; on test by size, in every way of carrying the model over."""
+    """Accuracy on validation, by which rates are chosen; on test by size, in every way of carrying the model over.
+
+    What a token in the middle has seen is drawn of first seeds: `seen/PIXELS/receptive_field.png`.
+    """
+    if finished.parts[-1] == '0':
+        for size in PICTURED[finished.size]:
+            draw_seen(finished.loaded, size, finished.workdir / 'seen' / str(size))
     return {
         'valid': finished.last('valid/all/accuracy'),
         'accuracy': {
@@ -182,9 +193,20 @@ def altered(loaded, change, size=None):
     return loaded.altered(made)
 
 
+def draw_seen(loaded, size, folder):
+    """Draws what the token in the middle of images of `size` has seen in the model as it is."""
+    carried = altered(loaded, lambda model: None, size)
+    setup = asked_about(carried.setup, Resized(loaded.setup.task.data.of, size))
+    ReceptiveField(AtEnd()).evaluate(setup, carried.variables).draw(folder)
+
+
+def asked_about(setup, data):
+    """The setup with other images."""
+    return dataclasses.replace(setup, task=dataclasses.replace(setup.task, data=data), length=data.kind.length)
+
+
 def accuracy(loaded, data):
     """The share of the images of the test split that is told right."""
-    task = dataclasses.replace(loaded.setup.task, data=data)
-    setup = dataclasses.replace(loaded.setup, task=task, length=data.kind.length)
+    setup = asked_about(loaded.setup, data)
     evaluator = next(each for each in setup.evals if each.split == 'test')
     return evaluator.evaluate(setup, loaded.variables).numbers['all/accuracy']

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+from matplotlib.ticker import LogLocator
 
 from attnlab.compare.axes import styles
 from attnlab.evals.measured import SHARE
@@ -25,6 +26,9 @@ def figure(rows):
         images = [speed / int(steps) for (speed, _), steps in zip(points, seeds[0]['drawn'], strict=True)]
         axes[0].plot(images, [accuracy for _, accuracy in points], marker='o', color=looks[name].colour, label=name)
     axes[0].set(xlabel='tokens of finished images a second', ylabel='label asked for is found', xscale='log')
+    # Less than two decades: as many labels as there is room for.
+    axes[0].xaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter='{x:,.0f}')
+    axes[0].minorticks_off()
     axes[0].set_title(f'{", ".join(next(iter(chosen.values()))[0]["drawn"])} steps')
     axes[0].legend(frameon=False)
     for axis, what in zip(axes[1:], ('distance', 'accuracy'), strict=True):

@@ -13,7 +13,7 @@ FOLDER = pathlib.Path(__file__).parents[2] / 'experiments' / 'local_or_global'
 USUAL = {'count': Count(), 'same_different': SameDifferent(), 'connected': Connected()}
 
 
-@pytest.mark.parametrize('task', USUAL)
+@pytest.mark.parametrize('task', ['count', 'same_different'])
 def test_images_of_cpu_size_are_of_8_x_8_patches_that_cut_what_is_drawn_alike(task):
     base = read(Experiment(FOLDER, 'cpu').studies()[task]['mha']).base
     patch, setup = base.model.inputs.patch, prepare(base)
@@ -22,9 +22,11 @@ def test_images_of_cpu_size_are_of_8_x_8_patches_that_cut_what_is_drawn_alike(ta
     assert {found.cadence.n for found in setup.evals} == {setup.steps}
     if task == 'same_different':
         assert setup.task.data.of.step % patch == 0 and 2 * setup.task.data.of.cells == patch
-    if task == 'connected':
-        # A place of a path and what joins it to the next are two pixels.
-        assert patch == 2
+
+
+def test_paths_and_equal_operations_are_of_the_full_size_alone():
+    assert list(Experiment(FOLDER, 'cpu').studies()) == ['count', 'same_different']
+    assert list(Experiment(FOLDER, 'full').studies()) == [*USUAL, *(f'{task}_equal_flops' for task in USUAL)]
 
 
 @pytest.mark.parametrize('task', USUAL)

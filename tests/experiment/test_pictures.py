@@ -4,6 +4,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from PIL import Image
 from rich.console import Console
 
 from attnlab.evals.cadence import AtEnd
@@ -11,6 +12,7 @@ from attnlab.evals.drawn import Drawings
 from attnlab.experiment.experiment import Experiment, load_module
 from attnlab.experiment.results import kept_pictures, written_results
 from attnlab.experiment.studies import report_studies
+from attnlab.runs.loading import Loaded
 from attnlab.sweep.sweep import read
 from attnlab.train.setup import prepare
 
@@ -36,6 +38,26 @@ def test_drawn_images_are_left_where_they_are_looked_for(tmp_path):
         assert label in labels and label.startswith(name.partition('-')[0]) and (tmp_path / left).exists()
 
 
+def test_what_tokens_see_at_another_resolution_is_left_where_it_is_looked_for(tmp_path):
+    """The digits of 16 and of 48 pixels, of one untrained model; a neighbourhood sees as many pixels of both."""
+    pytest.importorskip('sklearn')
+    sweep = load_module(EXPERIMENTS / 'resolution' / 'sweep.py')
+    setup = prepare(sweep.config('neighbourhood', 'low', 0, 'cpu'))
+    loaded, seen = Loaded(setup, setup.initialize().variables, 0), {}
+    for size in sweep.PICTURED['cpu']:
+        sweep.draw_seen(loaded, size, tmp_path / 'seen' / str(size))
+        bright = np.asarray(Image.open(tmp_path / 'seen' / str(size) / 'receptive_field.png'))[..., 0]
+        seen[size] = np.count_nonzero(bright) * (size / len(bright)) ** 2
+    # Two layers of 3 x 3 tokens of 2 x 2 pixels: 10 x 10 at the most.
+    assert 0 < seen[16] <= 100 and 0 < seen[48] <= 100
+    named = pictures('resolution', 'runs')
+    labels = {run.label for run in sweep.runs('cpu')}
+    for name, path in named.items():
+        label, _, left = path.partition('/')
+        assert label in labels and label.startswith(name.partition('-')[0]) and label.endswith('-0')
+        assert (tmp_path / left).exists()
+
+
 def test_what_tokens_have_seen_is_drawn_and_kept(tmp_path):
     """Of the first fresh seed of every mixer, on one of the tasks."""
     studies = Experiment(EXPERIMENTS / 'local_or_global', 'cpu').studies()
@@ -43,7 +65,12 @@ def test_what_tokens_have_seen_is_drawn_and_kept(tmp_path):
         kinds = [each.target.rpartition('.')[2] for each in read(studies[report]['mha']).base.evals]
         assert ('ReceptiveField' in kinds) == report.startswith('count')
     named = pictures('local_or_global', 'studies')
-    assert set(named) == set(studies['count'])
+    segmented = [name for name in named if name.startswith('segments_')]
+    assert set(named) == {*studies['count'], *segmented} and segmented
+    readme = (EXPERIMENTS / 'local_or_global' / 'README.md').read_text()
+    for name in segmented:
+        workdir, _, left = named[name].partition('/figures/')
+        assert left == 'segmented.png' and f'--workdir=runs/experiments/local_or_global/cpu/{workdir}' in readme
     assert named['swin'] == 'count/swin/confirm/trials/0000/figures/receptive_field.png'
     folder = tmp_path / 'experiments' / 'local_or_global'
     for name in ('sweep.py', 'plot.py', 'README.md', 'results/cpu.json', 'results/cpu/swin.png'):
@@ -61,3 +88,19 @@ def test_what_tokens_have_seen_is_drawn_and_kept(tmp_path):
     shown = kept_pictures(experiment, load_module(folder / 'plot.py'), rows, root)
     assert (folder / 'results' / 'cpu' / 'mha.png').read_bytes() == b'another'
     assert '![mha](results/cpu/mha.png) |' in shown and '![swin]' in shown
+
+
+def test_a_row_of_a_readme_holds_three_pictures(tmp_path):
+    class Plot:
+        @staticmethod
+        def pictures(rows):
+            return {row['name']: f'{row["name"]}.png' for row in rows}
+
+    for name in 'abcde':
+        (tmp_path / f'{name}.png').write_bytes(b'picture')
+    (tmp_path / 'asked').mkdir()
+    (tmp_path / 'asked' / 'sweep.py').write_text('')
+    asked, rows = Experiment(tmp_path / 'asked', 'cpu'), [{'name': name} for name in 'abcde']
+    shown = kept_pictures(asked, Plot, rows, tmp_path)
+    assert [line.count('![') for line in shown.splitlines()] == [0, 0, 3, 0, 0, 0, 2]
+    assert kept_pictures(asked, Plot, [], tmp_path) == ''

@@ -20,16 +20,27 @@ RUN = [folder for folder in FOLDERS if (folder / 'results' / 'cpu.json').exists(
 
 
 @pytest.mark.parametrize('folder', FOLDERS, ids=lambda folder: folder.name)
-def test_an_experiment_keeps_numbers_and_one_figure_of_each_size(folder):
+def test_an_experiment_keeps_numbers_one_figure_of_each_size_and_the_pictures_it_names(folder):
     readme = (folder / 'README.md').read_text()
-    kept = {path.relative_to(folder / 'results').as_posix() for path in (folder / 'results').rglob('*')}
+    files = [path for path in (folder / 'results').rglob('*') if path.is_file()]
+    kept = {path.relative_to(folder / 'results').as_posix() for path in files}
     sizes = [size for size in SIZES if f'{size}.json' in kept]
     missing = [size for size in SIZES if size not in sizes]
     assert sizes or all(f'Not run yet: `make experiment NAME={folder.name} SIZE={size}`' in readme for size in missing)
-    assert kept == {f'{size}.{ending}' for size in sizes for ending in ('json', 'png')}
-    assert all(f'](results/{size}.png)' in readme for size in sizes)
+    found = {f'{size}.{ending}' for size in sizes for ending in ('json', 'png')}
+    assert found <= kept and kept - found <= {picture for size in sizes for picture in pictures(folder, size)}
+    assert all(f'](results/{name})' in readme for name in kept if name.endswith('.png'))
     linked = [target for target in LINK.findall(readme) if '://' not in target]
     assert [target for target in linked if not (folder / target.partition('#')[0]).exists()] == []
+
+
+def pictures(folder, size):
+    """The files of the pictures that `plot.py` names, of those that runs may have left."""
+    plot = folder / 'plot.py'
+    if not plot.exists() or not hasattr(module := load_module(plot), 'pictures'):
+        return []
+    results = written_results(Experiment(folder, size))
+    return [f'{size}/{name}.png' for name in module.pictures(results['studies' if 'studies' in results else 'runs'])]
 
 
 @pytest.mark.parametrize('folder', RUN, ids=lambda folder: folder.name)
