@@ -91,8 +91,10 @@ def run_processes(study: Study, arguments: Sequence[str], where: Sequence[Place]
     reason in `logs/worker-I.txt`. Workers save and stop when this process ends, however it ends.
     """
     with contextlib.ExitStack() as stack:
-        crew = [_Worker(study, index, command(arguments, place), stack) for index, place in enumerate(where)]
+        crew: list[_Worker] = []
+        # First: what a shell has this process ignore, such as Ctrl-C in the background, workers would ignore too.
         received = stack.enter_context(_forwarding(crew))
+        crew += [_Worker(study, index, command(arguments, place), stack) for index, place in enumerate(where)]
         show = stack.enter_context(_display(study, console))
         while True:
             alive = [worker.alive(restart=not received) for worker in crew]
@@ -101,7 +103,8 @@ def run_processes(study: Study, arguments: Sequence[str], where: Sequence[Place]
                 break
             time.sleep(PAUSE)
     console.print(summary(study, statuses(study)))
-    complaints = dict.fromkeys(worker.last_line() for worker in crew if worker.process.returncode)
+    failed = [worker for worker in crew if worker.process.returncode]
+    complaints = dict.fromkeys(each.last_line() for each in failed if not received or each.process.returncode > 0)
     if complaints:
         raise UserError('; '.join(complaints))
     return not received

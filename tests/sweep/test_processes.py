@@ -8,8 +8,11 @@ import time
 
 import pytest
 
+from attnlab.errors import UserError
+from attnlab.sweep import launch
 from attnlab.sweep.launch import Place, command, places, submit
 from attnlab.sweep.study import open_study
+from attnlab.tables import plain_console
 from tests.sweep.processes import CONFIG, alive, assert_whole, steps_of, until, workers
 
 
@@ -53,6 +56,24 @@ def test_killed_at_random_again_and_again(attnlab, make, unbroken):
     output, _ = attnlab(*arguments).communicate(timeout=400)
     assert '4 done; best' in output, output
     assert_whole(folder, unbroken)
+
+
+def test_workers_do_not_ignore_what_a_shell_has_those_in_the_background_ignore(make, monkeypatch):
+    """A handler of the parent's is the default in a process that it starts, and what it ignores is ignored there."""
+    seen = []
+
+    def started(*_):
+        seen.append(signal.getsignal(signal.SIGINT))
+        raise UserError('enough')
+
+    monkeypatch.setattr(launch, '_Worker', started)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(UserError, match='enough'):
+            launch.run_processes(make(), [], [Place((), None)], plain_console())
+        assert callable(seen[0]) and signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.slow
