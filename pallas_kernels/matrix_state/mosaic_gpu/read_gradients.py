@@ -1,5 +1,7 @@
 """The kernel that computes the gradients of queries or keys, for all chunks at once."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -45,7 +47,8 @@ def gradients(
     """
     b, h, count, k, v = states.shape
     groups, dtype, parts = x.shape[TIME_FIRST.heads], x.dtype, k // TILE
-    members = h // groups
+    members, width = h // groups, 2 * TILE if v % (2 * TILE) == 0 else TILE
+    turns = v // width
     # Else it is that of all heads of the group, and read once.
     y_varies = y.shape[TIME_FIRST.heads] > groups
 
@@ -55,28 +58,21 @@ def gradients(
         at, group, chunk, column = (jax.lax.axis_index(name) for name in GRID)
         steps, channels = pl.ds(chunk * TILE, TILE), pl.ds(column * TILE, TILE)
 
-        def head(turn: Any) -> Any:
-            return group * members + turn
+        def head(member: Any) -> Any:
+            return group * members + member
 
-        def of_heads(array: jax.Array, width: int, part: Any) -> Any:
+        def of_heads(array: jax.Array, width: int, part: Callable[[Any], Any]) -> Any:
             """Tiles of channels of one head after the other, or of the group that it is in."""
             shared = h // array.shape[TIME_FIRST.heads]
             return plgpu.BlockSpec(
                 (TILE, None, width),
-                lambda turn: (chunk, jax.lax.div(head(turn), shared), part),
+                lambda member, turn: (chunk, jax.lax.div(head(member), shared), part(turn)),
                 transforms=swizzled(dtype),
             )
 
         def run(x_tile: Any, y_tile: Any, within: Any, across: Any, arrived: Any) -> None:
-            def step(turn: Any, dz_tile: Any, z_tile: Any, state: Any, numbers: Any, *rest: Any) -> jax.Array:
-                (of_y, sums) = rest if y_varies else (y_tile, *rest)
-                if members == 1:
-                    plgpu.barrier_wait(arrived)
-                dscores, reads = accumulate(
-                    here,
-                    (None, [(dz_tile, z_tile.transpose((1, 0)))]),
-                    (None, [(dz_tile, state.transpose((1, 0)))]),
-                )
+            def finish(member: Any, of_y: Any, numbers: Any, sums: Any, dscores: Any, reads: Any) -> jax.Array:
+                """Adds what a head gives, once its products over all channels of the state are summed."""
                 reads = times(scale, reads * along(numbers, direction.reads, 0))
                 dscores = times(scale, dscores * decays_between(numbers, direction))
                 others = iota(0) != iota(1)
@@ -87,34 +83,56 @@ def gradients(
                 # Ordinary reads of a slot must finish before the commit, after which copies may refill it.
                 plgpu.commit_smem()
                 for place, array in enumerate((within, across)):
-                    plgpu.copy_smem_to_gmem(array, sums_ref.at[at, head(turn[0]), column, place, steps])
+                    plgpu.copy_smem_to_gmem(array, sums_ref.at[at, head(member), column, place, steps])
                 return multiply(here, dscores.astype(dtype), of_y, sums + reads)
+
+            def step(indices: Any, dz_tile: Any, z_tile: Any, state: Any, numbers: Any, *rest: Any) -> tuple[Any, ...]:
+                *of_y, (sums, *partial) = rest
+                if steps_of_all == 1:
+                    plgpu.barrier_wait(arrived)
+                factors = [(dz_tile, right.transpose((1, 0))) for right in (z_tile, state)]
+                partial = accumulate(
+                    here, *((onto, [pair]) for onto, pair in zip(partial or (None, None), factors, strict=True))
+                )
+                end = functools.partial(finish, indices[0], of_y[0] if of_y else y_tile, numbers)
+                if turns == 1:
+                    return (end(sums, *partial),)
+                return jax.lax.cond(
+                    indices[1] == turns - 1,
+                    lambda *carry: (end(*carry), zeros(), zeros()),
+                    lambda *carry: carry,
+                    sums,
+                    *partial,
+                )
 
             plgpu.copy_gmem_to_smem(TIME_FIRST.of_head(x_ref, at, group).at[steps, channels], x_tile, arrived)
             if not y_varies:
-                plgpu.copy_gmem_to_smem(
-                    TIME_FIRST.of_group(y_ref, at, group, groups, y).at[steps, channels], y_tile, arrived
-                )
-            if members > 1:
+                of_group = TIME_FIRST.of_group(y_ref, at, group, groups, y)
+                plgpu.copy_gmem_to_smem(of_group.at[steps, channels], y_tile, arrived)
+            steps_of_all = members * turns
+            if steps_of_all > 1:
                 plgpu.barrier_wait(arrived)
-            ys = ((of_heads(y, TILE, column),), (y_ref.at[at],)) if y_varies else ((), ())
-            total = plgpu.emit_pipeline(
-                step,
-                grid=(members,),
-                in_specs=(
-                    of_heads(dz, v, 0),
-                    of_heads(z, v, 0),
-                    plgpu.BlockSpec(
-                        (None, None, TILE, v),
-                        lambda turn: (head(turn), chunk, column, 0),
-                        transforms=swizzled(dtype),
-                    ),
-                    plgpu.BlockSpec((None, None, COUNT, TILE), lambda turn: (head(turn), chunk, 0, 0)),
-                    *ys[0],
+            specs = [
+                of_heads(dz, width, lambda turn: turn),
+                of_heads(z, width, lambda turn: turn),
+                plgpu.BlockSpec(
+                    (None, None, TILE, width),
+                    lambda member, turn: (head(member), chunk, column, turn),
+                    transforms=swizzled(dtype),
                 ),
-                max_concurrent_steps=2 if members > 1 and v == TILE else 1,
-                init_carry=zeros(),
-            )(dz_ref.at[at], z_ref.at[at], states_ref.at[at], rows_ref.at[at], *ys[1])
+                plgpu.BlockSpec((None, None, COUNT, TILE), lambda member, turn: (head(member), chunk, 0, 0)),
+            ]
+            refs = [dz_ref.at[at], z_ref.at[at], states_ref.at[at], rows_ref.at[at]]
+            if y_varies:
+                specs.append(of_heads(y, TILE, lambda _: column))
+                refs.append(y_ref.at[at])
+            total, *_ = plgpu.emit_pipeline(
+                step,
+                grid=(members, turns),
+                in_specs=specs,
+                max_concurrent_steps=2 if steps_of_all > 1 and width == TILE else 1,
+                init_carry=(zeros(),) if turns == 1 else (zeros(), zeros(), zeros()),
+            )(*refs)
             x_tile[...] = total.astype(dtype)
             write(x_tile, TIME_FIRST.of_head(dx_ref, at, group).at[steps, channels])
 
