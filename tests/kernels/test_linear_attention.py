@@ -193,6 +193,17 @@ def test_kernels_for_gpus_are_lowered_at_the_size_of_models(name):
     assert lowered.as_text().count('@mosaic_gpu') == (8 if 'vector' in name else 7)
 
 
+@pytest.mark.parametrize('decay', ['b t h', pytest.param('b t h k', marks=pytest.mark.slow)])
+def test_values_of_any_width_fit_the_memory_of_a_gpu(decay):
+    arrays = cases.draw('wide', cases.Case(b=1, t=64, k=64, v=1024, heads=(1, 1, 1), decay=decay), jnp.bfloat16).arrays
+
+    def gradients(arrays):
+        return jax.grad(lambda arrays: jnp.sum(linear_attention(**arrays)[0].astype(jnp.float32)))(arrays)
+
+    with target.compiling_for(target.H100):
+        jax.jit(gradients).trace(arrays).lower(lowering_platforms=('cuda',))
+
+
 @pytest.mark.parametrize('t', [1000, pytest.param(65536, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('name', ['strong scalar', 'strong vector', 'sudden scalar', 'sudden vector'])
 def test_decays_down_to_nothing_over_long_sequences(name, t, comparison):
