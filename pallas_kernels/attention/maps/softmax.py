@@ -24,8 +24,8 @@ def row(scores: jax.Array, visible: jax.Array) -> jax.Array:
 def exponentials(block: Block, pivot: jax.Array) -> jax.Array:
     """`exp(s_j - pivot)`, zero where not visible.
 
-    In base 2 a large pivot is rounded once more, alike for all keys of a row, in numerators and denominators, in both
-    passes: weights keep their digits.
+    In base 2 a large pivot is rounded once more, by as much as a score of its size is, and alike for all keys of a row:
+    weights keep their digits where numerators and denominators are both from here.
     """
     if block.scaled is None:
         return jnp.exp(jnp.where(block.visible, block.scores - pivot, HIDDEN))
