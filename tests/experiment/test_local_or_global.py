@@ -24,8 +24,8 @@ def test_images_of_cpu_size_are_of_8_x_8_patches_that_cut_what_is_drawn_alike(ta
         assert setup.task.data.of.step % patch == 0 and 2 * setup.task.data.of.cells == patch
 
 
-def test_paths_and_equal_operations_are_of_the_full_size_alone():
-    assert list(Experiment(FOLDER, 'cpu').studies()) == ['count', 'same_different']
+def test_the_small_size_counts_at_equal_operations_too_and_leaves_paths_out():
+    assert list(Experiment(FOLDER, 'cpu').studies()) == ['count', 'same_different', 'count_equal_flops']
     assert list(Experiment(FOLDER, 'full').studies()) == [*USUAL, *(f'{task}_equal_flops' for task in USUAL)]
 
 
