@@ -1044,10 +1044,10 @@ STUDIES = [folder for folder in EXPERIMENTS if folder not in RUNS]
 @pytest.mark.parametrize('folder', STUDIES, ids=lambda folder: folder.name)
 def test_experiments_of_studies(folder):
     """Sweeps of both sizes are read, of equally many trials or by a page that says so, and the first of the first
-    report builds; all do at night."""
+    report builds; all do at night. The small size may leave reports out to bound its time, and has no others."""
     says_so = 'NOT MATCHED' in (folder / 'README.md').read_text()
     small, full = (Experiment(folder, size).studies() for size in SIZES)
-    assert small.keys() == full.keys()
+    assert small.keys() <= full.keys()
     for report in (*small.values(), *full.values()):
         sweeps = [read(config) for config in report.values()]
         assert says_so or len({sweep.trials for sweep in sweeps}) == 1
