@@ -75,7 +75,7 @@ EQUAL_FLOPS = MappingProxyType(
 )
 """That by which all have the operations of `mha` within 1 %; at full size `condaformer` has more without any."""
 
-COUNTED = MappingProxyType({'cpu': ('count',), 'full': TASKS['full']})
+AT_EQUAL_FLOPS = MappingProxyType({'cpu': ('count',), 'full': TASKS['full']})
 """The tasks that are asked at equal operations too."""
 
 SIDES = MappingProxyType({'swin': 4, 'neighbourhood': 3})
@@ -110,7 +110,7 @@ SMALL = MappingProxyType(
 def studies(size):
     """A study a task and recipe: at equal parameters, and of some tasks at equal operations too."""
     found = {task: studies_of(task, HIDDEN[size], size) for task in TASKS[size]}
-    return found | {f'{task}_equal_flops': studies_of(task, EQUAL_FLOPS[size], size) for task in COUNTED[size]}
+    return found | {f'{task}_equal_flops': studies_of(task, EQUAL_FLOPS[size], size) for task in AT_EQUAL_FLOPS[size]}
 
 
 def studies_of(task, widths, size):

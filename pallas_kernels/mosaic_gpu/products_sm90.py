@@ -17,7 +17,7 @@ def multiply(
     """Returns `left @ right`, or `onto + left @ right`, accumulated in float32, by one warpgroup.
 
     `left` is a tile `m k` in shared memory or in registers, `right` a tile `k n` in shared memory; 16-bit types.
-    `meanwhile`, of products without `onto`, is called between their start and the wait for them.
+    `meanwhile` is called between its start and the wait for it.
     """
     if here.interpret:
         product = _multiply_interpreted(left, right, onto)
@@ -29,7 +29,7 @@ def multiply(
             lambda sums: _multiply_into(sums, left, right, meanwhile), plgpu.ACC((left.shape[0], right.shape[1]))
         )
     else:
-        product = pl.run_state(lambda sums: plgpu.wgmma(sums, left, right))(plgpu.ACC.init(onto))
+        product = pl.run_state(lambda sums: _issue(sums, left, right, meanwhile))(plgpu.ACC.init(onto))
     return arrived(product)
 
 
@@ -71,10 +71,14 @@ def arrived(sums: jax.Array) -> jax.Array:
 
 
 def _multiply_into(sums: Any, left: Any, right: Any, meanwhile: Callable[[], None] | None = None) -> jax.Array:
+    _issue(sums, left, right, meanwhile)
+    return sums[...]
+
+
+def _issue(sums: Any, left: Any, right: Any, meanwhile: Callable[[], None] | None) -> None:
     plgpu.wgmma(sums, left, right)
     if meanwhile is not None:
         meanwhile()
-    return sums[...]
 
 
 def _multiply_interpreted(left: Any, right: Any, onto: jax.Array | None) -> jax.Array:

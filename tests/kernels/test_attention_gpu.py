@@ -13,7 +13,7 @@ import pytest
 
 from pallas_kernels import attention, target, tiling
 from pallas_kernels.attention import maps
-from pallas_kernels.attention.mosaic_gpu import passes, sm90
+from pallas_kernels.attention.mosaic_gpu import output_sm90, passes, sm90
 from pallas_kernels.attention.mosaic_gpu.sm90 import PAD, ROWS, Place, reach
 from pallas_kernels.attention.problem import Rule
 from pallas_kernels.cases import attention as cases
@@ -62,7 +62,7 @@ def test_every_map_interpreted_is_the_reference(dtype, weights, comparison):
 
 @pytest.mark.parametrize('name', ['tiles', 'more queries'])
 def test_warpgroups_that_take_turns_give_the_reference(name, comparison, monkeypatch):
-    monkeypatch.setattr(sm90, 'TURNS_FROM', 0)  # else only rows of thousands of keys
+    monkeypatch.setattr(output_sm90, 'TURNS_FROM', 0)  # else only rows of thousands of keys
     check(comparison, name, cases.call(name, jnp.bfloat16), 'in turns')
 
 
@@ -81,10 +81,10 @@ def test_two_runs_give_the_same_bits():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('turns_from', [0, sm90.TURNS_FROM])
+@pytest.mark.parametrize('turns_from', [0, output_sm90.TURNS_FROM])
 @pytest.mark.parametrize('name', ['tiles', 'everything'])
 def test_no_warpgroup_races_another(name, turns_from, comparison, monkeypatch):
-    monkeypatch.setattr(sm90, 'TURNS_FROM', turns_from)
+    monkeypatch.setattr(output_sm90, 'TURNS_FROM', turns_from)
 
     # Stands in for products with a factor in registers, which the interpreter lacks: they read as any load does.
     def multiply(left, right, onto, multiply=products_sm90._multiply_interpreted):

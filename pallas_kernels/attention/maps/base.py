@@ -54,6 +54,10 @@ class Scaled(NamedTuple):
     products: jax.Array
     scale: float
 
+    @property
+    def scores(self) -> jax.Array:
+        return self.scale * self.products
+
 
 class Block(NamedTuple):
     """The scores of some queries and some keys; the arrays broadcast against each other.

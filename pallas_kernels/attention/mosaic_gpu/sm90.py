@@ -38,13 +38,6 @@ COPYING_REGISTERS = 40
 STAGES = 2
 """The number of steps whose operands are in shared memory at a time."""
 
-TURNS_FROM = 2048
-"""Keys of a block of rows, in the mean, from which its two warpgroups take turns at products and exponentials.
-
-The turn of one begins half a step late. Measured on an H200: at 1,088 keys the forward pass takes 1.05 times as long
-(64 channels) and 1.07 (128), at 4,160 keys 0.98 and 0.94.
-"""
-
 TILE = plgpu.Layout.WGMMA
 DOWN = TILE.reduce(1)
 """The layout of one number for each row of a tile."""

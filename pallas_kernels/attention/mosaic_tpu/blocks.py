@@ -14,10 +14,6 @@ def products(call: Call, values: Arrays) -> Scaled:
     return Scaled(dot(values['k'], values['q'], 1, 0), call.rule.scale)
 
 
-def scaled(found: Scaled) -> jax.Array:
-    return found.scale * found.products
-
-
 def block_of(call: Call, step: Step, products: jax.Array, values: Arrays, made_of: Scaled) -> Block:
     """The scores of a block, `s t`, from its scaled products and what these are made of."""
     cap = call.rule.weights.soft_cap

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.attention.maps import Block
-from pallas_kernels.attention.mosaic_tpu.blocks import block_of, dot, like, products, rowwise, scaled, statistics_of
+from pallas_kernels.attention.mosaic_tpu.blocks import block_of, dot, like, products, rowwise, statistics_of
 from pallas_kernels.attention.mosaic_tpu.sweep import Arrays, Call, Pairs, Part, Parts, Step, Sums, Sweep, upright
 
 
@@ -75,7 +75,7 @@ def _gradients(call: Call, step: Step, values: Arrays, names: tuple[str, ...]) -
     added = {name: values[name] for name in names}
     if 'slopes' in added:
         added['slopes'] = jnp.broadcast_to(added['slopes'], step.rows.shape)
-    _, pull, block = jax.vjp(of, scaled(made_of), added, has_aux=True)
+    _, pull, block = jax.vjp(of, made_of.scores, added, has_aux=True)
     found, dweights = weights.recompute(block, statistics), dot(values['v'], values['doutput'], 1, 0)
     dscores = weights.score_gradient(block, found, statistics, dweights, values['delta'], values.get('companion_delta'))
     return found, *pull(dscores)

@@ -5,7 +5,7 @@ import functools
 import jax.numpy as jnp
 
 from pallas_kernels.attention.maps import Block
-from pallas_kernels.attention.mosaic_tpu.blocks import block_of, dot, named, products, rowwise, scaled, statistics_of
+from pallas_kernels.attention.mosaic_tpu.blocks import block_of, dot, named, products, rowwise, statistics_of
 from pallas_kernels.attention.mosaic_tpu.sweep import Arrays, Call, Parts, Step, Sums, Sweep
 
 
@@ -59,4 +59,4 @@ def read(call: Call, inputs: Parts) -> Arrays:
 
 def _block(call: Call, step: Step, values: Arrays) -> Block:
     found = products(call, values)
-    return block_of(call, step, scaled(found), values, found)
+    return block_of(call, step, found.scores, values, found)
