@@ -36,7 +36,7 @@ def cases(small: bool) -> list[Case]:
     if small:
         return [_case('mingru', 'tiny', 2, 64)]
     found = [_case(recipe, size, *batch) for size in ('125m', '350m') for batch in BATCHES for recipe in RECIPES]
-    return [*found, *(_case(f'{recipe} unrolled', '125m', *BATCHES[0]) for recipe in ('mha', 'mamba2'))]
+    return [*found, *(_case(f'{recipe} unrolled', '125m', *BATCHES[0]) for recipe in RECIPES)]
 
 
 def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
@@ -44,8 +44,10 @@ def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
     recipe, size, rows, length = case.call.split(', ')
     with Turn(folder) as turn:
         with turn.compiling():
+            start = time.perf_counter()
             setup = prepare(_config(recipe, size, int(rows), int(length)))
             step = setup.trace().lower().compile()
+            compiled = time.perf_counter() - start
         with turn.alone(2 * ALONE):
             product = _product()
             run = _running(setup, step)
@@ -57,6 +59,8 @@ def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
         'milliseconds': [1e3 * one for one in seconds],
         'tokens_per_second': rate,
         'mfu': rate * flops_per_token(setup) / product,
+        'compile_seconds': compiled,
+        'temporary_mib': step.memory_analysis().temp_size_in_bytes / 2**20,
         'kernels': kernels,
     }
 
