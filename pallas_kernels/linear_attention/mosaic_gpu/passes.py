@@ -59,22 +59,19 @@ def _is_vector(arrays: Arrays) -> bool:
 
 
 def _backward(here: Target, arrays: Arrays, scale: float, kept: None, gradients: Outputs) -> Arrays:
-    gradients = scaled(scale, gradients[0]), gradients[1]
     if _is_vector(arrays):
-        return _backward_by_channel(here, arrays, gradients)
+        return _backward_by_channel(here, arrays, (scaled(scale, gradients[0]), gradients[1]))
     inputs = inputs_of(arrays)
     do, dfinal = TIME_FIRST.fill(gradients[0]), fill(gradients[1])
-    states, _ = sweep(here, FORWARD, inputs.k, inputs.v, inputs.rows, inputs.state)
-    dstates, dstate = sweep(here, BACKWARD, inputs.q, do, inputs.rows, dfinal)
-    q, k, v = inputs.q, inputs.k, inputs.v
-    dv = read(here, BACKWARD, k, q, do, dstates, inputs.rows, inputs.type_of_gradient(arrays.v), TIME_FIRST)
-    dq, reads = gradients_of(here, FORWARD, q, k, do, v, states, inputs.rows)
-    dk, writes = gradients_of(here, BACKWARD, k, q, v, do, dstates, inputs.rows)
+    q, k, v, rows, state = inputs
+    states, _ = sweep(here, FORWARD, k, v, rows, state)
+    dstates, dstate = sweep(here, BACKWARD, q, do, rows, dfinal, scale)
+    dv = read(here, BACKWARD, k, q, do, dstates, rows, inputs.type_of_gradient(arrays.v), TIME_FIRST, scale)
+    dq, reads = gradients_of(here, FORWARD, q, k, do, v, states, rows, scale)
+    decaying = arrays.log_decay is not None
+    dk, writes = gradients_of(here, BACKWARD, k, q, v, do, dstates, rows, scale, states if decaying else None)
 
-    dlog_decay = None
-    if arrays.log_decay is not None:
-        held = jnp.einsum('bhlkv,bhlkv->bhl', states, dstates, preferred_element_type=jnp.float32)
-        dlog_decay = decays.pull(inputs.rows, reads, writes, held)
+    dlog_decay = decays.pull(rows, reads, writes, jnp.sum(writes[:, :, 2], axis=-1)) if decaying else None
     t, (key_size, value_size) = arrays.q.shape[1], arrays.state.shape[2:]
     return Arrays(
         q=TIME_FIRST.cut(dq, t, key_size),

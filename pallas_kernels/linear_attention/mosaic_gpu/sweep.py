@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from pallas_kernels import tiling
 from pallas_kernels.cost import Cost
 from pallas_kernels.matrix_state.decays import COUNT, FACTOR
-from pallas_kernels.matrix_state.mosaic_gpu.reads import Direction
+from pallas_kernels.matrix_state.mosaic_gpu.reads import Direction, times
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     HEADS_FIRST,
     NAMED_LAYOUTS,
@@ -28,13 +28,19 @@ from pallas_kernels.target import Target
 
 
 def sweep(
-    here: Target, direction: Direction, x: jax.Array, y: jax.Array, numbers: jax.Array, state: jax.Array
+    here: Target,
+    direction: Direction,
+    x: jax.Array,
+    y: jax.Array,
+    numbers: jax.Array,
+    state: jax.Array,
+    scale: float = 1.0,
 ) -> tuple[jax.Array, jax.Array]:
     """The state, `l k v`, before every chunk, and the last one.
 
     A program carries one tile of the state, in float32 registers, through all chunks: `S = factor S + x^T (adds y)`.
-    x and y are `b t h k`. `numbers` are rows, or the factors of key channels, `b h l k`; x, then `b h t k`, includes
-    the write decays, and `adds` is one.
+    x and y are `b t h k`. `numbers` are rows, whose `adds` are multiplied by the scale, or the factors of key channels,
+    `b h l k`; x, then `b h t k`, includes the write decays, and `adds` is one.
     """
     b, h, k, v = state.shape
     dtype, by_channel = x.dtype, numbers.ndim == 4
@@ -57,7 +63,7 @@ def sweep(
                 factor = along(numbers, 0, 0) if by_channel else along(numbers.at[0], FACTOR, 0)
                 if not by_channel:
                     adds = along(numbers.at[0], direction.adds, 0)
-                    scaled[...] = (load(y_tile) * adds).astype(dtype)
+                    scaled[...] = (load(y_tile) * times(scale, adds)).astype(dtype)
                 plgpu.commit_smem()
                 rows_of = pl.ds(place(turn[0]) * k + row * TILE, TILE)
                 plgpu.copy_smem_to_gmem(kept, states_ref.at[at, head, rows_of, tile[1]])

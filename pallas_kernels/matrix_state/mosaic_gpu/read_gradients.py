@@ -23,6 +23,7 @@ from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     swizzled,
     write,
     zeros,
+    zeros_of_rows,
 )
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.mosaic_gpu.products_sm90 import accumulate, multiply
@@ -39,22 +40,26 @@ def gradients(
     states: jax.Array,
     numbers: jax.Array,
     scale: float = 1.0,
+    others: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """dx, `scale ((dz z^T * decays) y + reads (dz state^T))` of every chunk, summed over the heads that share x.
 
-    x, y, z and dz are `b t h k`, and dx is as x. Also `x dx` of every head, summed over channels, `b h 2 t`: the parts
-    from other steps of the chunk and from the state. A program goes over the heads of a group, and sums in float32.
+    x, y, z and dz are `b t h k`, and dx is as x. Also `x dx` of every head, summed over channels, `b h 2 l c`: the parts
+    from other steps of the chunk and from the state. With `others`, states too, there are three of these, of which the
+    last is, summed over the chunk, the product of both. Going backward, states are gradients, which the scale is in
+    already. A program goes over the heads of a group, and sums in float32.
     """
     b, h, count, k, v = states.shape
     groups, dtype, parts = x.shape[TIME_FIRST.heads], x.dtype, k // TILE
     members, width = h // groups, 2 * TILE if v % (2 * TILE) == 0 else TILE
-    turns = v // width
+    turns, held = v // width, others is not None
+    kinds = 2 + held
+    of_states = 1.0 if direction.backward else scale
     # Else it is that of all heads of the group, and read once.
     y_varies = y.shape[TIME_FIRST.heads] > groups
 
-    def body(
-        x_ref: Any, y_ref: Any, dz_ref: Any, z_ref: Any, states_ref: Any, rows_ref: Any, dx_ref: Any, sums_ref: Any
-    ) -> None:
+    def body(x_ref: Any, y_ref: Any, dz_ref: Any, z_ref: Any, states_ref: Any, rows_ref: Any, *rest: Any) -> None:
+        *others_ref, dx_ref, sums_ref = rest
         at, group, chunk, column = (jax.lax.axis_index(name) for name in GRID)
         steps, channels = pl.ds(chunk * TILE, TILE), pl.ds(column * TILE, TILE)
 
@@ -70,39 +75,49 @@ def gradients(
                 transforms=swizzled(dtype),
             )
 
-        def run(x_tile: Any, y_tile: Any, within: Any, across: Any, arrived: Any) -> None:
-            def finish(member: Any, of_y: Any, numbers: Any, sums: Any, dscores: Any, reads: Any) -> jax.Array:
+        def run(x_tile: Any, y_tile: Any, totals: Any, arrived: Any) -> None:
+            def finish(
+                member: Any, of_y: Any, numbers: Any, sums: Any, dscores: Any, reads: Any, *both: Any
+            ) -> jax.Array:
                 """Adds what a head gives, once its products over all channels of the state are summed."""
-                reads = times(scale, reads * along(numbers, direction.reads, 0))
+                reads = times(of_states, reads * along(numbers, direction.reads, 0))
                 dscores = times(scale, dscores * decays_between(numbers, direction))
-                others = iota(0) != iota(1)
+                apart = iota(0) != iota(1)
                 scores = multiply(here, x_tile, of_y.transpose((1, 0)))
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                within[...] = jnp.sum(jnp.where(others, scores * dscores, 0), axis=1)
-                across[...] = jnp.sum(load(x_tile) * reads, axis=1)
+                within = jnp.sum(jnp.where(apart, scores * dscores, 0), axis=1)
+                across = jnp.sum(load(x_tile) * reads, axis=1)
+                for total, array in zip(totals, (within, across, *both), strict=True):
+                    total[...] = array
                 # Ordinary reads of a slot must finish before the commit, after which copies may refill it.
                 plgpu.commit_smem()
-                for place, array in enumerate((within, across)):
+                for place, array in enumerate(totals):
                     plgpu.copy_smem_to_gmem(array, sums_ref.at[at, head(member), column, place, steps])
                 return multiply(here, dscores.astype(dtype), of_y, sums + reads)
 
             def step(indices: Any, dz_tile: Any, z_tile: Any, state: Any, numbers: Any, *rest: Any) -> tuple[Any, ...]:
-                *of_y, (sums, *partial) = rest
+                *tiles, (sums, *partial) = rest
                 if steps_of_all == 1:
                     plgpu.barrier_wait(arrived)
+                both = []
+                if held:
+                    # A tile after the other, for fewer registers.
+                    tiles_of = [pl.ds(start, TILE) for start in range(0, width, TILE)]
+                    products = [jnp.sum(load(state.at[:, at]) * load(tiles[0].at[:, at]), axis=1) for at in tiles_of]
+                    both.append(sum(products, *partial[2:3]))
+                onto = partial[:2] or (None, None)
                 factors = [(dz_tile, right.transpose((1, 0))) for right in (z_tile, state)]
-                partial = accumulate(
-                    here, *((onto, [pair]) for onto, pair in zip(partial or (None, None), factors, strict=True))
-                )
-                end = functools.partial(finish, indices[0], of_y[0] if of_y else y_tile, numbers)
+                found = accumulate(here, *((start, [pair]) for start, pair in zip(onto, factors, strict=True)))
+                end = functools.partial(finish, indices[0], tiles[-1] if y_varies else y_tile, numbers)
                 if turns == 1:
-                    return (end(sums, *partial),)
+                    return (end(sums, *found, *both),)
                 return jax.lax.cond(
                     indices[1] == turns - 1,
-                    lambda *carry: (end(*carry), zeros(), zeros()),
+                    lambda *carry: (end(*carry), *nothing),
                     lambda *carry: carry,
                     sums,
-                    *partial,
+                    *found,
+                    *both,
                 )
 
             plgpu.copy_gmem_to_smem(TIME_FIRST.of_head(x_ref, at, group).at[steps, channels], x_tile, arrived)
@@ -110,6 +125,7 @@ def gradients(
                 of_group = TIME_FIRST.of_group(y_ref, at, group, groups, y)
                 plgpu.copy_gmem_to_smem(of_group.at[steps, channels], y_tile, arrived)
             steps_of_all = members * turns
+            nothing = () if turns == 1 else (zeros(), zeros(), *[zeros_of_rows()] * held)
             if steps_of_all > 1:
                 plgpu.barrier_wait(arrived)
             specs = [
@@ -123,6 +139,9 @@ def gradients(
                 plgpu.BlockSpec((None, None, COUNT, TILE), lambda member, turn: (head(member), chunk, 0, 0)),
             ]
             refs = [dz_ref.at[at], z_ref.at[at], states_ref.at[at], rows_ref.at[at]]
+            if held:
+                specs.append(specs[2])
+                refs.append(others_ref[0].at[at])
             if y_varies:
                 specs.append(of_heads(y, TILE, lambda _: column))
                 refs.append(y_ref.at[at])
@@ -131,7 +150,7 @@ def gradients(
                 grid=(members, turns),
                 in_specs=specs,
                 max_concurrent_steps=2 if steps_of_all > 1 and width == TILE else 1,
-                init_carry=(zeros(),) if turns == 1 else (zeros(), zeros(), zeros()),
+                init_carry=(zeros(), *nothing),
             )(*refs)
             x_tile[...] = total.astype(dtype)
             write(x_tile, TIME_FIRST.of_head(dx_ref, at, group).at[steps, channels])
@@ -140,8 +159,7 @@ def gradients(
             run,
             shared_tile(dtype),
             None if y_varies else shared_tile(dtype),
-            plgpu.SMEM((TILE,), jnp.float32),
-            plgpu.SMEM((TILE,), jnp.float32),
+            [plgpu.SMEM((TILE,), jnp.float32)] * kinds,
             plgpu.Barrier(num_arrivals=1 if y_varies else 2),
         )
 
@@ -150,7 +168,7 @@ def gradients(
         here,
         out_type=(
             jax.ShapeDtypeStruct(TIME_FIRST.shape(b, groups, count * TILE, k), dtype),
-            jax.ShapeDtypeStruct((b, h, parts, 2, count * TILE), jnp.float32),
+            jax.ShapeDtypeStruct((b, h, parts, kinds, count * TILE), jnp.float32),
         ),
         name='matrix_state_read_gradients',
         cost=Cost(
@@ -160,5 +178,5 @@ def gradients(
         grid=(b, groups, count, parts),
         grid_names=GRID,
         compiler_params=NAMED_LAYOUTS,
-    )(x, y, dz, z, states, numbers)
-    return dx, jnp.sum(sums, axis=2).reshape(b, h, 2, count, TILE)
+    )(x, y, dz, z, states, numbers, *([others] if held else []))
+    return dx, jnp.sum(sums, axis=2).reshape(b, h, kinds, count, TILE)

@@ -59,9 +59,13 @@ def read(
     layout: Layout = HEADS_FIRST,
     scale: float = 1.0,
 ) -> jax.Array:
-    """`scale ((x y^T * decays) z + reads (x state))` of every chunk; `layout` is that of x, y, z and the result."""
+    """`scale ((x y^T * decays) z + reads (x state))` of every chunk; `layout` is that of x, y, z and the result.
+
+    Going backward, states are gradients, which the scale is in already: it multiplies what is read of steps alone.
+    """
     b, h, count, k, v = states.shape
     dtype = x.dtype
+    of_scores, of_all = (scale, 1.0) if direction.backward else (1.0, scale)
 
     def body(x_ref: Any, y_ref: Any, z_ref: Any, states_ref: Any, rows_ref: Any, out_ref: Any) -> None:
         at, head, chunk, column = (jax.lax.axis_index(name) for name in GRID)
@@ -83,9 +87,9 @@ def read(
                 (states_ref.at[at, head, chunk], lambda part: (part, column)),
             )
             plgpu.barrier_wait(arrived)
-            weights = (scores * decays_between(numbers, direction)).astype(dtype)
+            weights = times(of_scores, scores * decays_between(numbers, direction)).astype(dtype)
             total = multiply(here, weights, z_tile, before * along(numbers, direction.reads, 0))
-            out[...] = times(scale, total).astype(out_dtype)
+            out[...] = times(of_all, total).astype(out_dtype)
             write(out, layout.of_head(out_ref, at, head).at[steps, channels])
 
         pl.run_scoped(
