@@ -44,10 +44,10 @@ def gradients(
 ) -> tuple[jax.Array, jax.Array]:
     """dx, `scale ((dz z^T * decays) y + reads (dz state^T))` of every chunk, summed over the heads that share x.
 
-    x, y, z and dz are `b t h k`, and dx is as x. Also `x dx` of every head, summed over channels, `b h 2 l c`: the parts
-    from other steps of the chunk and from the state. With `others`, states too, there are three of these, of which the
-    last is, summed over the chunk, the product of both. Going backward, states are gradients, which the scale is in
-    already. A program goes over the heads of a group, and sums in float32.
+    x, y, z and dz are `b t h k`, and dx is as x. Also `x dx` of every head, summed over channels, `b h 2 l c`: the
+    parts from other steps of the chunk and from the state. With `others`, states too, there are three of these, of
+    which the last is, summed over the chunk, the product of both. Going backward, states are gradients, which the scale
+    is in already. A program goes over the heads of a group, and sums in float32.
     """
     b, h, count, k, v = states.shape
     groups, dtype, parts = x.shape[TIME_FIRST.heads], x.dtype, k // TILE
