@@ -92,6 +92,9 @@ class Scale:
                     break
             return found[:: max(1, math.ceil(len(found) / (count + 1)))]
         raw = (self.high - self.low) / count
+        if self.binary:
+            step = 2.0 ** math.ceil(math.log2(raw))
+            return [n * step for n in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
         power = 10.0 ** math.floor(math.log10(raw))
         step = next(power * n for n in (1, 2, 2.5, 5, 10) if power * n >= raw * 0.999)
         first = math.ceil(self.low / step - 1e-9)
@@ -107,7 +110,7 @@ def scale_of(
         margin = (high / low) ** 0.06
         return Scale(low / margin, high * margin, start, end, True, axis.binary)
     margin = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
-    return Scale(max(low - margin, axis.least), min(high + margin, axis.most), start, end, False)
+    return Scale(max(low - margin, axis.least), min(high + margin, axis.most), start, end, False, axis.binary)
 
 
 def score_chart(

@@ -121,11 +121,16 @@ def shown_cost(cost: str, value: int | float | None) -> str:
 
 def in_bytes(size: int | float) -> str:
     """Bytes, in the unit that leaves few digits."""
+    value, unit = _unit(size)
+    return f'{value:,.0f} {unit}' if unit == 'B' else f'{value:,.1f} {unit}'
+
+
+def _unit(size: int | float) -> tuple[int | float, str]:
     for unit in ('B', 'KiB', 'MiB', 'GiB'):
         if size < 1024:
-            return f'{size:,.0f} {unit}' if unit == 'B' else f'{size:.1f} {unit}'
+            return size, unit
         size /= 1024
-    return f'{size:,.1f} TiB'
+    return size, 'TiB'
 
 
 HEADER = ('name', 'cost', 'score', 'low', 'high', 'pareto_optimal')
@@ -171,7 +176,9 @@ def _score_axis(opening: Opening) -> Axis:
 
 
 def _round_bytes(size: int | float) -> str:
-    return in_bytes(size).replace('.0 ', ' ')
+    """Bytes along an axis."""
+    value, unit = _unit(size)
+    return f'{value:.4g} {unit}'
 
 
 def short_score(value: int | float) -> str:
