@@ -8,8 +8,9 @@ import subprocess
 
 import pytest
 
+from attnlab.compare.report import opening as openings
 from attnlab.compare.report.figures import svg
-from attnlab.compare.report.page import page, sections
+from attnlab.compare.report.page import page, sections, shell
 from tests.compare.report import made
 
 CHROMIUM = shutil.which('chromium')
@@ -24,7 +25,11 @@ SCRIPT = """
 <script>
 const box = element => element.getBoundingClientRect();
 const before = (a, b) => a.right <= b.left + 1 || a.bottom <= b.top + 2;
-const found = {overlaps: [], outside: [], cut: [], small: [], figures: 0};
+const found = {overlaps: [], outside: [], cut: [], small: [], struck: [], figures: 0};
+const along = shape => {
+  const whole = shape.getTotalLength(), steps = Math.ceil(whole / 2), place = shape.getScreenCTM();
+  return Array.from({length: steps + 1}, (_, n) => shape.getPointAtLength(n * whole / steps).matrixTransform(place));
+};
 for (const svg of document.querySelectorAll('figure svg')) {
   const name = svg.getAttribute('aria-label'), texts = [...svg.querySelectorAll('text')], frame = box(svg);
   if (!frame.width) continue;
@@ -37,6 +42,11 @@ for (const svg of document.querySelectorAll('figure svg')) {
     for (const other of texts.slice(i + 1))
       if (!before(a, box(other)) && !before(box(other), a))
         found.overlaps.push([name, one.textContent, other.textContent]);
+    if (svg.closest('.large'))
+      for (const shape of svg.querySelectorAll('path, polyline, circle, rect'))
+        if (one.compareDocumentPosition(shape) & Node.DOCUMENT_POSITION_FOLLOWING)
+          if (along(shape).some(at => a.left < at.x && at.x < a.right && a.top + 3 < at.y && at.y < a.bottom - 3))
+            found.struck.push([one.textContent, shape.outerHTML]);
   });
 }
 for (const table of document.querySelectorAll('table'))
@@ -75,6 +85,16 @@ def chromium(home, *arguments):
     return done.stdout, done.stderr
 
 
+@pytest.fixture(scope='module', params=[made.crowd, made.against_a_line], ids=['crowd', 'against_a_line'])
+def opened(request, tmp_path_factory):
+    """How a page opens whose names and lines have little room."""
+    opening = request.param()
+    path = tmp_path_factory.mktemp('browser') / 'index.html'
+    heads = {entry.name: f'<span class="name">{entry.name}</span>' for entry in opening.entries}
+    path.write_text(shell('Which?', '', f'{openings.figure(opening, "")}{openings.table(opening, heads)}'))
+    return path
+
+
 def looked_at(report, tmp_path, width, edit=lambda text: text, script=SCRIPT):
     """What the script sees on a copy of the page so many pixels wide, all of it open, in a frame: windows have a least
     width.
@@ -98,7 +118,16 @@ def test_on_a_phone_and_on_a_desk(report, tmp_path, width):
     found = looked_at(report, tmp_path, width)
     assert found['window'] == width and found['width'] <= width
     assert found['figures'] == 23, 'the large one, two of curves, and the small ones'
-    assert not found['overlaps'] and not found['outside'] and not found['small']
+    assert not found['overlaps'] and not found['outside'] and not found['small'] and not found['struck']
+
+
+@pytest.mark.parametrize('width', [PHONE, DESK])
+def test_names_at_points_are_whole_and_nothing_is_drawn_over_them(opened, tmp_path, width):
+    """Nor over the names of trivial predictors' lines: no name, no mark, no interval and no line to another name."""
+    found = looked_at(opened, tmp_path, width)
+    assert found['figures'] == 1 and found['width'] <= width
+    assert not found['overlaps'] and not found['outside'] and not found['struck']
+    assert not re.search('…</text>', opened.read_text())
 
 
 HOVER = """
