@@ -125,6 +125,7 @@ th.number, td.number { text-align: right; }
 
 .large { margin: 1.2rem 0 .4rem; }
 .large svg, .curve svg { display: block; width: 100%; height: auto; overflow: visible; }
+.curves { touch-action: pan-y; }
 .phone { display: none !important; }
 .panels { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 17.5rem), 1fr)); gap: 1rem 1.2rem; }
 .panels + p { margin-top: 1.4rem; }
@@ -213,7 +214,8 @@ for (const svg of document.querySelectorAll('svg[data-series]')) {
     tip.style.top = '1.2rem';
   };
   svg.addEventListener('pointermove', show); svg.addEventListener('pointerdown', show);
-  svg.addEventListener('pointerleave', hide);
+  svg.addEventListener('pointerleave', event => { if (event.pointerType !== 'touch') hide(); });
+  addEventListener('pointerdown', event => { if (!svg.contains(event.target)) hide(); });
 }
 const open = () => document.querySelectorAll('details').forEach(one => { one.open = true; });
 addEventListener('beforeprint', open);

@@ -149,6 +149,30 @@ def test_values_of_curves_stand_at_the_pointer(report, tmp_path):
     assert any(line.startswith('rwkv & <co>') for line in found['tip']), 'names are text, whatever they hold'
 
 
+TAP = """
+<script>
+const curves = document.querySelector('svg[data-series]'), at = curves.getBoundingClientRect();
+const tip = curves.closest('figure').querySelector('.tip'), hidden = [];
+const send = (target, name, pointerType) => {
+  const options = {clientX: at.left + 0.5 * at.width, clientY: at.top + 9, pointerType, bubbles: true};
+  target.dispatchEvent(new PointerEvent(name, options));
+  hidden.push(tip.hidden);
+};
+send(curves, 'pointerdown', 'touch'); send(curves, 'pointerleave', 'touch');
+send(document.body, 'pointerdown', 'touch');
+send(curves, 'pointermove', 'mouse'); send(curves, 'pointerleave', 'mouse');
+console.log('looked');
+top.document.title = JSON.stringify({hidden});
+</script>
+"""
+
+
+def test_values_of_curves_stay_after_a_tap_until_the_next_elsewhere(report, tmp_path):
+    """A finger leaves when it is lifted, a mouse when it moves away."""
+    found = looked_at(report, tmp_path, DESK, script=TAP)
+    assert found['hidden'] == [False, False, True, False, True]
+
+
 def test_on_paper_no_table_is_cut(report, tmp_path):
     """The rules for paper, applied to a window as wide as the paper."""
     found = looked_at(report, tmp_path, PAPER, lambda text: text.replace('@media print', '@media screen'))
