@@ -58,6 +58,13 @@ def test_bytes_along_an_axis_are_round_where_they_are_close_too(least, most, sho
     assert re.findall('>([0-9.]+ [KM]iB)</text>', drawn) == shown
 
 
+def test_brackets_are_explained_where_there_are_some():
+    for scores, some in ((AT_ONE, True), (APART, False)):
+        shown = opening_of(scores)
+        assert ('[' in opening.table(shown, {name: name for name in scores})) == some
+        assert ('brackets' in opening.caption(shown)) == some
+
+
 def test_the_axis_of_a_share_ends_at_one():
     """An interval that ends at one ends where the figure does, and below it if the score is no share."""
     for share in (True, False):

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from attnlab.compare.report import opening as openings
-from attnlab.compare.report.figures import svg
+from attnlab.compare.report.figures import svg, swatch
 from attnlab.compare.report.page import page, sections, shell
 from tests.compare.report import made
 
@@ -25,7 +25,7 @@ SCRIPT = """
 <script>
 const box = element => element.getBoundingClientRect();
 const before = (a, b) => a.right <= b.left + 1 || a.bottom <= b.top + 2;
-const found = {overlaps: [], outside: [], cut: [], small: [], struck: [], figures: 0};
+const found = {overlaps: [], outside: [], cut: [], small: [], struck: [], broken: [], figures: 0};
 const along = shape => {
   const whole = shape.getTotalLength(), steps = Math.ceil(whole / 2), place = shape.getScreenCTM();
   return Array.from({length: steps + 1}, (_, n) => shape.getPointAtLength(n * whole / steps).matrixTransform(place));
@@ -54,6 +54,15 @@ for (const table of document.querySelectorAll('table'))
     found.cut.push([table.parentNode.ariaLabel, box(table).width]);
 for (const text of document.querySelectorAll('p, h1, h2, li, figcaption'))
   if (text.scrollWidth > text.clientWidth + 1 && text.clientWidth) found.cut.push(text.textContent);
+const together = /[0-9.]+\\s(±\\s[0-9.]+|%|[KMGT]iB|seeds?|examples|\\[[0-9.]+,\\s[0-9.]+\\])/g;
+for (const part of document.querySelectorAll('.lead, .scores td:nth-child(2), .scores td:nth-child(3)')) {
+  const walker = document.createTreeWalker(part, NodeFilter.SHOW_TEXT), range = document.createRange();
+  for (let text = walker.nextNode(); text; text = walker.nextNode())
+    for (const match of text.data.matchAll(together)) {
+      range.setStart(text, match.index); range.setEnd(text, match.index + match[0].length);
+      if (new Set([...range.getClientRects()].map(line => line.top)).size > 1) found.broken.push(match[0]);
+    }
+}
 found.width = document.documentElement.scrollWidth;
 found.window = innerWidth;
 console.log('looked');
@@ -85,13 +94,17 @@ def chromium(home, *arguments):
     return done.stdout, done.stderr
 
 
-@pytest.fixture(scope='module', params=[made.crowd, made.against_a_line], ids=['crowd', 'against_a_line'])
+@pytest.fixture(
+    scope='module', params=[made.crowd, made.against_a_line, made.of_runs], ids=['crowd', 'against_a_line', 'of_runs']
+)
 def opened(request, tmp_path_factory):
     """How a page opens whose names and lines have little room."""
     opening = request.param()
     path = tmp_path_factory.mktemp('browser') / 'index.html'
-    heads = {entry.name: f'<span class="name">{entry.name}</span>' for entry in opening.entries}
-    path.write_text(shell('Which?', '', f'{openings.figure(opening, "")}{openings.table(opening, heads)}'))
+    heads = {name: f'<span class="name">{swatch(look)}{name}</span>' for name, look in opening.looks.items()}
+    path.write_text(
+        shell('Which?', openings.lead(opening), f'{openings.figure(opening, "")}{openings.table(opening, heads)}')
+    )
     return path
 
 
@@ -128,6 +141,13 @@ def test_names_at_points_are_whole_and_nothing_is_drawn_over_them(opened, tmp_pa
     assert found['figures'] == 1 and found['width'] <= width
     assert not found['overlaps'] and not found['outside'] and not found['struck']
     assert not re.search('…</text>', opened.read_text())
+
+
+@pytest.mark.parametrize('width', [PHONE, DESK])
+def test_tables_fit_and_lines_end_between_numbers(opened, tmp_path, width):
+    """No column of scores and costs is lost, and a value, its error and its unit stand together."""
+    found = looked_at(opened, tmp_path, width)
+    assert not found['cut'] and not found['broken']
 
 
 HOVER = """
