@@ -61,6 +61,27 @@ class Box:
             self.right <= other.left or other.right <= self.left or self.bottom <= other.top or other.bottom <= self.top
         )
 
+    def crossed(self, stroke: 'Stroke') -> bool:
+        """Whether a straight line from one point to another enters the rectangle (Liang and Barsky 1984)."""
+        x, y, to_x, to_y = stroke
+        enters, leaves = 0.0, 1.0
+        for along, start, low, high in ((to_x - x, x, self.left, self.right), (to_y - y, y, self.top, self.bottom)):
+            if along == 0.0:
+                if not low < start < high:
+                    return False
+                continue
+            first, last = sorted(((low - start) / along, (high - start) / along))
+            enters, leaves = max(enters, first), min(leaves, last)
+        return enters < leaves
+
+    def distance(self, x: int | float, y: int | float) -> float:
+        """From a point to the nearest of the rectangle's."""
+        return math.hypot(max(self.left - x, 0, x - self.right), max(self.top - y, 0, y - self.bottom))
+
+
+Stroke = tuple[int | float, int | float, int | float, int | float]
+"""A straight line in pixels: from a point, x and y, to another."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
@@ -92,6 +113,9 @@ class Scale:
                     break
             return found[:: max(1, math.ceil(len(found) / (count + 1)))]
         raw = (self.high - self.low) / count
+        if self.binary:
+            step = 2.0 ** math.ceil(math.log2(raw))
+            return [n * step for n in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
         power = 10.0 ** math.floor(math.log10(raw))
         step = next(power * n for n in (1, 2, 2.5, 5, 10) if power * n >= raw * 0.999)
         first = math.ceil(self.low / step - 1e-9)
@@ -107,7 +131,7 @@ def scale_of(
         margin = (high / low) ** 0.06
         return Scale(low / margin, high * margin, start, end, True, axis.binary)
     margin = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
-    return Scale(max(low - margin, axis.least), min(high + margin, axis.most), start, end, False)
+    return Scale(max(low - margin, axis.least), min(high + margin, axis.most), start, end, False, axis.binary)
 
 
 def score_chart(
@@ -127,21 +151,22 @@ def score_chart(
     horizontal = scale_of([one.x for one in spots], plot.left + 10, plot.right - 10, x, least=3.0)
     vertical = scale_of([*values, *near.values()], plot.bottom, plot.top, y)
     parts = [_frame(plot, horizontal, vertical, x, y, size)]
-    taken: list[Box] = []
-    for words, value in _merged(near, vertical):
-        parts.append(_line_across(plot, vertical(value), words, taken))
     front = sorted((horizontal(one.x), vertical(one.y)) for one in spots if one.optimal)
     if len(front) > 1:
         path = ' '.join(f'{a:.1f},{b:.1f}' for a, b in front)
         parts.append(f'<polyline points="{path}" style="fill:none;stroke:{PALE};stroke-width:1.5"/>')
-    marks = []
-    for one in spots:
-        a, b = horizontal(one.x), vertical(one.y)
-        taken.append(Box(a - 7, b - 7, a + 7, b + 7))
-        taken.append(Box(a - 2, vertical(one.high), a + 2, vertical(one.low)))
-        marks.append(_mark(one, a, b, vertical(one.low), vertical(one.high), looks[one.name], x))
-    for one in sorted(spots, key=lambda one: vertical(one.y)):
-        parts.append(_label(one.name, horizontal(one.x), vertical(one.y), plot, taken))
+    points = [(one.name, horizontal(one.x), vertical(one.y)) for one in spots]
+    taken, marks = [], []
+    for one, (name, a, b) in zip(spots, points, strict=True):
+        low, high = vertical(one.low), vertical(one.high)
+        taken += [Box(a - 7, b - 7, a + 7, b + 7), Box(a - 2, high, a + 2, low)]
+        taken += [Box(a - 5, end - 1, a + 5, end + 1) for end in (low, high)]
+        marks.append(_mark(one, a, b, low, high, looks[name], x))
+    strokes = _strokes(front)
+    for words, value in _merged(near, vertical):
+        parts.append(_line_across(plot, vertical(value), words, taken, strokes))
+        strokes.append((plot.left, vertical(value), plot.right, vertical(value)))
+    parts.append(_labels(points, plot, taken, strokes))
     return _svg(size, title, [*parts, *marks], 'chart')
 
 
@@ -149,7 +174,7 @@ def rows_chart(
     spots: Sequence[Spot], looks: Mapping[str, Style], y: Axis, lines: Mapping[str, float], title: str, width: int
 ) -> str:
     """The same where no cost tells them apart: a row for each, the best on top."""
-    longest = min(max(len(one.name) for one in spots), 22 if width < 500 else 34)
+    longest = min(max(len(one.name) for one in spots), 24 if width < 500 else 34)
     size = (width, 70 + 30 * len(spots))
     plot = Box(20 + 7.4 * longest, 26, width - 16, size[1] - 44)
     values = [value for one in spots for value in (one.low, one.y, one.high)]
@@ -202,12 +227,16 @@ def curve_chart(
     horizontal = scale_of(steps, plot.left + 4, plot.right - 4, Axis('', str, least=0.0, most=float(max(steps))))
     vertical = scale_of([*values, *near.values()], plot.bottom, plot.top, y, least=spread)
     parts = [_frame(plot, horizontal, vertical, Axis('training step', lambda step: f'{step:,.0f}'), y, size)]
-    for words, value in _merged(near, vertical):
-        parts.append(_line_across(plot, vertical(value), words, []))
+    thinned = {name: _thinned(points) for name, points in known.items()}
+    drawn = [
+        stroke
+        for shown in thinned.values()
+        for stroke in _strokes([(horizontal(step), vertical(value)) for step, value in shown])
+    ]
+    parts += [_line_across(plot, vertical(value), words, [], drawn) for words, value in _merged(near, vertical)]
     series = []
     for name, points in known.items():
-        style = looks[name]
-        shown = _thinned(points)
+        style, shown = looks[name], thinned[name]
         path = ' '.join(f'{horizontal(step):.1f},{vertical(value):.1f}' for step, value in shown)
         parts.append(
             f'<g><title>{html.escape(f"{name}: {y.shown(points[-1][1])} at step {points[-1][0]:,}")}</title>'
@@ -270,16 +299,30 @@ def _frame(plot: Box, horizontal: Scale, vertical: Scale, x: Axis, y: Axis, size
     return ''.join(parts)
 
 
-def _line_across(plot: Box, at: float, words: str, taken: list[Box]) -> str:
-    """A dashed line with its name at the right end, above it; the room of the name is taken."""
-    wide = _wide(words)
-    top = at - SIZE - 5 if at - SIZE - 5 > plot.top else at + 3
-    taken.append(Box(plot.right - wide - 4, top, plot.right, top + SIZE + 4))
+def _strokes(points: Sequence[tuple[float, float]]) -> list[Stroke]:
+    """The straight lines from each point to the next."""
+    return [(*one, *other) for one, other in itertools.pairwise(points)]
+
+
+def _line_across(plot: Box, at: float, words: str, taken: list[Box], strokes: Sequence[Stroke]) -> str:
+    """A dashed line with its name above it, or below, as far to the right as is free; the room of the name is taken."""
+    wide, high = _wide(words), SIZE + 4
+    tops = [top for top in (at - high - 1, at + 3) if plot.top <= top <= plot.bottom - high] or [at - high - 1]
+    rights = [plot.right - step for step in range(0, max(1, int(plot.right - plot.left - wide)), 12)]
+    places = [Box(right - wide - 4, top, right, top + high) for right in rights for top in tops]
+    clear = [one for one in places if _free(one, taken, ())]
+    box = next((one for one in clear if _free(one, (), strokes)), [*clear, *places][0])
+    taken.append(box)
     dashes = 'stroke-width:1.2;stroke-dasharray:5 4'
     return (
         f'<path d="M{plot.left} {at:.1f}H{plot.right}" style="stroke:{GREY};{dashes}"/>'
-        f'{_text(plot.right, top + SIZE, words, "end", SOFT)}'
+        f'{_text(box.right, box.top + SIZE, words, "end", f"{SOFT}{HALO}")}'
     )
+
+
+def _free(box: Box, taken: Sequence[Box], strokes: Sequence[Stroke]) -> bool:
+    """Whether nothing is where a box is."""
+    return not any(box.meets(other) for other in taken) and not any(map(box.crossed, strokes))
 
 
 def _mark(one: Spot, a: float, b: float, low: float, high: float, style: Style, x: Axis) -> str:
@@ -289,42 +332,104 @@ def _mark(one: Spot, a: float, b: float, low: float, high: float, style: Style, 
     return f'<g><title>{words}</title>{drawn}{_shape(style, a, b)}</g>'
 
 
-def _label(name: str, a: float, b: float, plot: Box, taken: list[Box]) -> str:
-    """A name beside its point where there is room, else further off with a line to it; its room is taken."""
-    words = _cut(name, 24 if plot.right > 500 else 16)
-    wide, high = _wide(words), SIZE + 3
-    for box, anchor in _places(a, b, wide, high):
-        inside = box.left >= plot.left and box.right <= plot.right and box.top >= 2 and box.bottom <= plot.bottom
-        if inside and not any(box.meets(other) for other in taken):
-            taken.append(box)
-            middle = (box.top + box.bottom) / 2
-            at = {'start': box.left, 'end': box.right, 'middle': (box.left + box.right) / 2}[anchor]
-            near = min(abs(box.left - a), abs(box.right - a), abs((box.left + box.right) / 2 - a))
-            lead = ''
-            if math.hypot(near, middle - b) > 22:
-                edge = min(max(a, box.left), box.right)
-                lead = f'<path d="M{a:.1f} {b:.1f}L{edge:.1f} {middle:.1f}" style="stroke:{PALE};stroke-width:1"/>'
-            return lead + _text(at, box.bottom - 4, words, anchor, f'{INK}{HALO}')
-    return ''
+def _labels(
+    points: Sequence[tuple[str, float, float]], plot: Box, taken: Sequence[Box], strokes: Sequence[Stroke]
+) -> str:
+    """Names beside their points, or further off with a line to them where that costs less: see `_cost`.
+
+    Boxes that are taken, and names, are never covered; what crosses a name nevertheless passes behind it.
+    """
+    labels: list[Box] = []
+    leads: list[Stroke] = []
+    lines, words = [], []
+    for name, a, b in sorted(points, key=lambda point: point[2]):
+        others = [(x, y) for _, x, y in points if (x, y) != (a, b)]
+        marks = [Box(x - 5, y - 5, x + 5, y + 5) for x, y in others if math.hypot(x - a, y - b) > 5]
+        least, found = math.inf, None
+        for far, text, box, anchor in _places(name, a, b):
+            if far >= least:
+                break
+            inside = box.left >= plot.left and box.right <= plot.right and box.top >= 2 and box.bottom <= plot.bottom
+            if not inside or not _free(box, (*taken, *labels), ()):
+                continue
+            lead = _lead(a, b, box, others)
+            cost = far + _cost(box, lead, marks, labels, leads, strokes)
+            if cost < least:
+                least, found = cost, (text, box, anchor, lead)
+        if found is None:
+            continue
+        text, box, anchor, lead = found
+        labels.append(box)
+        if lead:
+            leads.append(lead)
+            lines.append('<path d="M{:.1f} {:.1f}L{:.1f} {:.1f}" '.format(*lead) + f'style="stroke:{PALE}"/>')
+        at = {'start': box.left, 'end': box.right, 'middle': (box.left + box.right) / 2}[anchor]
+        words.append(_text(at, box.bottom - 4, text, anchor, f'{INK}{HALO}'))
+    return ''.join((*lines, *words))
+
+
+def _cost(
+    box: Box,
+    lead: Stroke | None,
+    marks: Sequence[Box],
+    labels: Sequence[Box],
+    leads: Sequence[Stroke],
+    strokes: Sequence[Stroke],
+) -> float:
+    """What a place for a name spoils, in pixels that one would rather go for it."""
+    cost = 80.0 * sum(map(box.crossed, leads)) + 25.0 * any(map(box.crossed, strokes))
+    if lead:
+        cost += 80.0 * sum(one.crossed(lead) for one in labels) + 50.0 * sum(one.crossed(lead) for one in marks)
+        cost += 60.0 * sum(_cross(lead, one) for one in leads)
+    return cost
+
+
+def _cross(one: Stroke, other: Stroke) -> bool:
+    """Whether two straight lines meet between their ends."""
+
+    def side(line: Stroke, x: int | float, y: int | float) -> float:
+        return float((line[2] - line[0]) * (y - line[1]) - (line[3] - line[1]) * (x - line[0]))
+
+    return side(one, *other[:2]) * side(one, *other[2:]) < 0 and side(other, *one[:2]) * side(other, *one[2:]) < 0
+
+
+def _lead(a: float, b: float, box: Box, others: Sequence[tuple[float, float]]) -> Stroke | None:
+    """The line from a point to its name; none where the name is close and no other point is closer to it."""
+    far = box.distance(a, b)
+    if far <= 18 and all(box.distance(x, y) > far for x, y in others):
+        return None
+    edge = min(max(a, box.left), box.right)
+    level = (box.top + box.bottom) / 2 if edge != a else min(max(b, box.top), box.bottom)
+    return (a, b, edge, level)
 
 
 HALO = f';paint-order:stroke;stroke:{PAPER};stroke-width:4;stroke-linejoin:round'
 """Keeps what passes behind a label from its letters."""
 
 
-def _places(a: float, b: float, wide: float, high: float) -> list[tuple[Box, str]]:
-    """Where a label may stand about a point, the best place first, in rings that widen."""
-    found = []
-    for far in (0, 8, 16, 26, 38, 52, 70, 92, 120, 150, 190):
-        gap = 11 + 0.4 * far
-        right, left = (a + gap, 'start'), (a - gap - wide, 'end')
-        for up in (0.0, -far, far) if far else (0.0,):
-            found += [(Box(x, b - high / 2 + up, x + wide, b + high / 2 + up), anchor) for x, anchor in (right, left)]
-        for top in (b - 11 - far - high, b + 11 + far):
-            for shift in (0.0, 0.35, -0.35):
-                start = a - wide / 2 + shift * wide
-                found.append((Box(start, top, start + wide, top + high), 'middle'))
-    return found
+LETTERS = (30, 16)
+"""Of a name beside a point: as many as the longest recipe's has and more, or fewer where that is too long."""
+
+
+def _places(name: str, a: float, b: float) -> list[tuple[float, str, Box, str]]:
+    """Where a name may stand about a point, the best first: how far off, its text, its box, and its anchor."""
+    high, found = SIZE + 3, []
+    for text, penalty in {_cut(name, letters): 15.0 * n for n, letters in reversed([*enumerate(LETTERS)])}.items():
+        wide = _wide(text)
+        for up in range(-160, 161, 8):
+            top = b - high / 2 + up
+            for out in (0, 8, 20, 36, 60, 90):
+                far = penalty + math.hypot(up, out)
+                right, left = a + 11 + out, a - 11 - out - wide
+                found.append((far, text, Box(right, top, right + wide, top + high), 'start'))
+                found.append((far + 1, text, Box(left, top, left + wide, top + high), 'end'))
+        for out in range(0, 161, 8):
+            for top in (b - 11 - out - high, b + 11 + out):
+                for shift in (0.0, 0.35, -0.35):
+                    left = a - wide / 2 + shift * wide
+                    far = penalty + out + 4 + 4 * abs(shift)
+                    found.append((far, text, Box(left, top, left + wide, top + high), 'middle'))
+    return sorted(found, key=lambda place: place[0])
 
 
 def _shape(style: Style, a: float, b: float, radius: int | float = 6) -> str:
@@ -354,11 +459,20 @@ def _text(x: int | float, y: int | float, words: str, anchor: str, colour: str, 
     return f'<text x="{x:.1f}" y="{y:.1f}" style="{style}"{more}>{html.escape(words)}</text>'
 
 
+WIDTHS = {
+    "ijlIJ'": 0.3,
+    ' ,.:;|/\\f-': 0.36,
+    't()[]!r': 0.42,
+    'cszvxyk_*?"`': 0.6,
+    'abdeghnopqu0123456789${}': 0.65,
+    'ABCDEFGHKLNOPQRSTUVXYZ&w': 0.83,
+}
+"""Of letters, in the size of the text, at most, in the widest of the fonts, DejaVu Sans; of all others 1."""
+
+
 def _wide(words: str) -> float:
-    """How wide a text is at most, in pixels, in the widest of the fonts."""
-    return SIZE * sum(
-        0.4 if letter in "iljtf.,:;|!()[]' " else 0.98 if letter in 'mwMW%@' else 0.68 for letter in words
-    )
+    """How wide a text is at most, in pixels."""
+    return SIZE * sum(next((wide for some, wide in WIDTHS.items() if letter in some), 1.0) for letter in words)
 
 
 def _cut(name: str, letters: int) -> str:

@@ -3,6 +3,7 @@
 import dataclasses
 import html
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -121,11 +122,22 @@ def shown_cost(cost: str, value: int | float | None) -> str:
 
 def in_bytes(size: int | float) -> str:
     """Bytes, in the unit that leaves few digits."""
+    value, unit = _unit(size)
+    return f'{value:,.0f} {unit}' if unit == 'B' else f'{value:,.1f} {unit}'
+
+
+def _unit(size: int | float) -> tuple[int | float, str]:
     for unit in ('B', 'KiB', 'MiB', 'GiB'):
         if size < 1024:
-            return f'{size:,.0f} {unit}' if unit == 'B' else f'{size:.1f} {unit}'
+            return size, unit
         size /= 1024
-    return f'{size:,.1f} TiB'
+    return size, 'TiB'
+
+
+def lead(opening: Opening) -> str:
+    """The sentence for the page, whose lines end nowhere between a number and its error or unit."""
+    kept = re.sub(r' (?=[±%\[]|(?:[KMGT]i)?B\b)|(?<=±) |(?<=,) (?=[0-9.]+\])', '\u00a0', opening.sentence)
+    return f'<p class="lead">{html.escape(kept)}</p>\n'
 
 
 HEADER = ('name', 'cost', 'score', 'low', 'high', 'pareto_optimal')
@@ -171,7 +183,9 @@ def _score_axis(opening: Opening) -> Axis:
 
 
 def _round_bytes(size: int | float) -> str:
-    return in_bytes(size).replace('.0 ', ' ')
+    """Bytes along an axis."""
+    value, unit = _unit(size)
+    return f'{value:.4g} {unit}'
 
 
 def short_score(value: int | float) -> str:
@@ -241,7 +255,7 @@ def table(opening: Opening, heads: Mapping[str, str]) -> str:
     for place, one in enumerate(order):
         score = _score(one.score, digits)
         entry = by_name[one.name]
-        cells = [f'<b>{score}</b>' if bold and place == 0 else score, evidence(one.score)]
+        cells = [f'<b>{score}</b>' if bold and place == 0 else score, re.sub('(?<!,) ', '\u00a0', evidence(one.score))]
         cells += [html.escape(shown_cost(cost, entry.costs.get(cost))) for cost in costs]
         body.append(_row(heads[one.name], cells, titles))
     for name, value in sorted(opening.baselines.items(), key=lambda item: item[1], reverse=opening.higher):
@@ -280,9 +294,12 @@ def caption(opening: Opening) -> str:
     if 'seeds' in errors:
         parts.append('± is half of a 95 % interval by Student’s t over seeds, with the noise of the finite test set')
     if 'range' in errors:
-        parts.append('two seeds give no interval, and brackets are their range')
+        parts.append('two seeds give no interval, and round brackets are their range')
     if errors & {'examples', 'documents'}:
         parts.append('of one seed, ± is the noise of the finite test set alone, which says nothing of other seeds')
+    digits = shown_digits([entry.score for entry in opening.entries])
+    if any('[' in entry.score.text(digits) for entry in opening.entries):
+        parts.append('square brackets are the ends of an interval that has the value not in its middle')
     if 'one' in errors:
         parts.append('one value has no error')
     if stands_out(opening.order):

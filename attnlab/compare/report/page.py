@@ -123,7 +123,7 @@ def page(contents: Contents, parts: Sequence[Section], drawn: Mapping[str, str])
     body = ''.join(_section(part, contents, drawn) for part in parts)
     return shell(
         question(contents),
-        f'<p class="lead">{html.escape(opening.sentence)}</p>\n{_verdict(contents)}{_notices(contents)}',
+        f'{openings.lead(opening)}{_verdict(contents)}{_notices(contents)}',
         f'{openings.figure(opening, links)}{openings.table(opening, heads)}{openings.caption(opening)}'
         f'<div class="rest">\n{_curves(contents, opening)}{body}</div>\n',
     )

@@ -89,7 +89,7 @@ def _part(opening: Opening, group: Sequence[RunResult], matched: str, curves: Cu
     folds += folded(f'matched_{place}', 'What is equal, and what is not', f'<p>{html.escape(matched)}</p>\n')
     heading = f'<h2 class="task">{html.escape(opening.task)}</h2>\n' if named else ''
     return (
-        f'<section>\n{heading}<p class="lead">{html.escape(opening.sentence)}</p>\n{openings.figure(opening, "")}'
+        f'<section>\n{heading}{openings.lead(opening)}{openings.figure(opening, "")}'
         f'{openings.table(opening, heads)}{openings.caption(opening)}<div class="rest">\n{folds}</div>\n</section>\n'
     )
 

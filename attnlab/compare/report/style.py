@@ -118,13 +118,15 @@ th.number, td.number { text-align: right; }
 .wrapping, .reason { white-space: normal; overflow-wrap: anywhere; }
 
 .scores { max-width: none; }
-.scores table { font-size: .95rem; width: 100%; }
+.scores table { font-size: .92rem; width: 100%; }
+@media screen { .scores th + th, .scores td { padding-left: .6rem; padding-right: .6rem; } }
 .scores tr.trivial > * { color: var(--soft); }
 .scores b { font-weight: 750; }
-.scores thead th { white-space: normal; }
+.scores thead th, .scores td:nth-child(3) { white-space: normal; }
 
 .large { margin: 1.2rem 0 .4rem; }
 .large svg, .curve svg { display: block; width: 100%; height: auto; overflow: visible; }
+.curves { touch-action: pan-y; }
 .phone { display: none !important; }
 .panels { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 17.5rem), 1fr)); gap: 1rem 1.2rem; }
 .panels + p { margin-top: 1.4rem; }
@@ -152,9 +154,10 @@ p.files { font-size: .85rem; white-space: normal; overflow-wrap: anywhere; }
   .scores { overflow: visible; max-width: none; background: none; will-change: auto; }
   .scores thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
   .scores tr { padding: .55rem 0; border-bottom: 1px solid var(--line); }
-  .scores tbody th, .scores td { border: 0; padding: .1rem 0; position: static; white-space: normal; }
-  .scores td.number { display: flex; justify-content: space-between; gap: 1rem; text-align: right; }
-  .scores td::before { content: attr(data-label); color: var(--soft); text-align: left; }
+  .scores tbody th, .scores td { border: 0; padding: .1rem 0; position: static; }
+  .scores tbody th { white-space: normal; }
+  .scores td.number { display: flex; justify-content: space-between; gap: 1rem; white-space: nowrap; }
+  .scores td::before { content: attr(data-label); color: var(--soft); text-align: left; white-space: normal; }
   .scores td.none { display: none; }
   .scores tbody th { font-size: 1.05rem; font-weight: 600; overflow-wrap: anywhere; }
   .scores .name { white-space: normal; }
@@ -213,7 +216,8 @@ for (const svg of document.querySelectorAll('svg[data-series]')) {
     tip.style.top = '1.2rem';
   };
   svg.addEventListener('pointermove', show); svg.addEventListener('pointerdown', show);
-  svg.addEventListener('pointerleave', hide);
+  svg.addEventListener('pointerleave', event => { if (event.pointerType !== 'touch') hide(); });
+  addEventListener('pointerdown', event => { if (!svg.contains(event.target)) hide(); });
 }
 const open = () => document.querySelectorAll('details').forEach(one => { one.open = true; });
 addEventListener('beforeprint', open);

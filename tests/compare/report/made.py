@@ -4,13 +4,20 @@ import dataclasses
 
 import numpy as np
 
+from attnlab.compare.axes import styles
 from attnlab.compare.equality import Equality
 from attnlab.compare.report.comparison import Comparison, Point, StudyResult
 from attnlab.compare.report.contents import Contents, Costs, Kernel, StudyContents, Trial
 from attnlab.compare.report.measured import DeviceCost
+from attnlab.compare.report.opening import Opening, Scored
+from attnlab.evals.measured import SHARE, Measured, of_seeds
 from attnlab.train.cost import LayerCore
 
 NAMES = ('mha', 'gla', 'mamba2', 'gated_delta_net', 'hgrn2', 'sliding_window', 'rwkv & <co>', 'retnet')
+DOZEN = (
+    *('mha', 'gla', 'mamba2', 'gated_delta_net', 'hgrn2', 'sliding_window', 'gated_slot_attention', 'retnet'),
+    *('rwkv7', 'mesa_net', 'native_sparse_attention', 'longhorn'),
+)
 VERSIONS = {'attnlab': '0.1.0', 'jax': '0.12.0'}
 
 
@@ -38,6 +45,54 @@ def contents(studies: int = 8, trials: int = 16, *, grid: bool = False, companio
         notices=notices,
         within='..',
     )
+
+
+def crowd() -> Opening:
+    """A dozen accuracies far above chance at three sizes of state, two of them the same."""
+    draws = np.random.default_rng(3)
+    entries = []
+    for place, name in enumerate(DOZEN):
+        scores = np.clip(0.97 - 0.012 * place + draws.normal(0, 0.006, 3), 0, 1)
+        state = 1024.0 * (64, 64, 128, 128, 64, 96, 128, 64, 128, 64, 96, 128)[place]
+        entries.append(Scored(name, of_seeds(list(map(float, scores))).within(*SHARE), {'state_bytes': state}))
+    words = {'name': 'score', 'metric': 'confirmed test/1x/accuracy', 'task': 'MultiQueryRecall'}
+    baselines = {'chance': 0.0625, 'majority': 0.071}
+    common = {'higher': True, 'share': True, 'matched': (), 'tolerance': 0.01}
+    return Opening(entries=entries, looks=styles(DOZEN), baselines=baselines, **words, **common)
+
+
+def against_a_line() -> Opening:
+    """Three accuracies, of which the interval of the best ends just above what a trivial predictor reaches."""
+    scores = {'mha': (0.245, 0.255, 0.265), 'gla': (0.16, 0.187, 0.214), 'mingru': (0.075, 0.09, 0.105)}
+    entries = [
+        Scored(name, of_seeds(values).within(*SHARE), {'state_bytes': size})
+        for (name, values), size in zip(scores.items(), (16648.0, 2056.0, 264.0), strict=True)
+    ]
+    words = {'name': 'score', 'metric': 'test/1x/accuracy', 'task': 'MultiQueryRecall'}
+    baselines = {'chance': 0.0625, 'a label shown': 0.2222}
+    common = {'higher': True, 'share': True, 'matched': (), 'tolerance': 0.01}
+    return Opening(entries=entries, looks=styles(list(scores)), baselines=baselines, **words, **common)
+
+
+def of_runs() -> Opening:
+    """Three runs of one seed, with names as they are below studies, and all costs of runs."""
+    scores = {
+        'mha/trials/0001': (0.2474, 0.0170),
+        'gla/trials/0001': (0.1929, 0.0155),
+        'mingru/trials/0001': (0.07, 0.01),
+    }
+    costs = {'parameters': 10336, 'state_bytes': 16648, 'state_bytes_8x': 133128, 'flops': 7.8e9}
+    entries = [
+        Scored(
+            name,
+            Measured(mean, mean - half, mean + half, 512, 'examples'),
+            {cost: float(value / 2**place) for cost, value in costs.items()} | {'tokens_per_second': 36653.0},
+        )
+        for place, (name, (mean, half)) in enumerate(scores.items())
+    ]
+    words = {'name': 'runs_0', 'metric': 'valid/1x/accuracy', 'task': 'MultiQueryRecall'}
+    common = {'higher': True, 'share': True, 'matched': (), 'tolerance': 0.01}
+    return Opening(entries=entries, looks=styles(list(scores)), baselines={'chance': 0.0625}, **words, **common)
 
 
 def _study(index: int, count: int, grid: bool, companion: bool) -> StudyContents:

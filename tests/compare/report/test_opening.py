@@ -1,5 +1,6 @@
 """The opening of a page: what is bold in its table, and where the axes of a share end."""
 
+import dataclasses
 import re
 
 import pytest
@@ -40,6 +41,28 @@ def test_the_best_is_bold_where_it_is_separated_and_nothing_else_is(scores, bold
     assert (f'><b>{text}</b><' if bold else f'>{text}<') in best and ' ± ' in text
     assert '<b>' not in second and ''.join(rows).count('<b>') == bold
     assert ('bold: the interval of the best does not overlap' in opening.caption(shown)) == bold
+
+
+@pytest.mark.parametrize(
+    ('least', 'most', 'shown'),
+    [
+        (65536.0, 131072.0, ['64 KiB', '80 KiB', '96 KiB', '112 KiB', '128 KiB']),
+        (1048576.0, 1310720.0, ['1 MiB', '1.062 MiB', '1.125 MiB', '1.188 MiB', '1.25 MiB']),
+    ],
+)
+def test_bytes_along_an_axis_are_round_where_they_are_close_too(least, most, shown):
+    sizes = zip(APART.items(), (least, most), strict=True)
+    entries = [Scored(name, of_seeds(values), {'state_bytes': size}) for (name, values), size in sizes]
+    close = dataclasses.replace(opening_of(APART), entries=entries)
+    drawn = opening.draw(close, opening.lines(close), WIDE)
+    assert re.findall('>([0-9.]+ [KM]iB)</text>', drawn) == shown
+
+
+def test_brackets_are_explained_where_there_are_some():
+    for scores, some in ((AT_ONE, True), (APART, False)):
+        shown = opening_of(scores)
+        assert ('[' in opening.table(shown, {name: name for name in scores})) == some
+        assert ('brackets' in opening.caption(shown)) == some
 
 
 def test_the_axis_of_a_share_ends_at_one():

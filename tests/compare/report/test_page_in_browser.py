@@ -8,8 +8,9 @@ import subprocess
 
 import pytest
 
-from attnlab.compare.report.figures import svg
-from attnlab.compare.report.page import page, sections
+from attnlab.compare.report import opening as openings
+from attnlab.compare.report.figures import svg, swatch
+from attnlab.compare.report.page import page, sections, shell
 from tests.compare.report import made
 
 CHROMIUM = shutil.which('chromium')
@@ -24,7 +25,11 @@ SCRIPT = """
 <script>
 const box = element => element.getBoundingClientRect();
 const before = (a, b) => a.right <= b.left + 1 || a.bottom <= b.top + 2;
-const found = {overlaps: [], outside: [], cut: [], small: [], figures: 0};
+const found = {overlaps: [], outside: [], cut: [], small: [], struck: [], broken: [], figures: 0};
+const along = shape => {
+  const whole = shape.getTotalLength(), steps = Math.ceil(whole / 2), place = shape.getScreenCTM();
+  return Array.from({length: steps + 1}, (_, n) => shape.getPointAtLength(n * whole / steps).matrixTransform(place));
+};
 for (const svg of document.querySelectorAll('figure svg')) {
   const name = svg.getAttribute('aria-label'), texts = [...svg.querySelectorAll('text')], frame = box(svg);
   if (!frame.width) continue;
@@ -37,6 +42,11 @@ for (const svg of document.querySelectorAll('figure svg')) {
     for (const other of texts.slice(i + 1))
       if (!before(a, box(other)) && !before(box(other), a))
         found.overlaps.push([name, one.textContent, other.textContent]);
+    if (svg.closest('.large'))
+      for (const shape of svg.querySelectorAll('path, polyline, circle, rect'))
+        if (one.compareDocumentPosition(shape) & Node.DOCUMENT_POSITION_FOLLOWING)
+          if (along(shape).some(at => a.left < at.x && at.x < a.right && a.top + 3 < at.y && at.y < a.bottom - 3))
+            found.struck.push([one.textContent, shape.outerHTML]);
   });
 }
 for (const table of document.querySelectorAll('table'))
@@ -44,6 +54,15 @@ for (const table of document.querySelectorAll('table'))
     found.cut.push([table.parentNode.ariaLabel, box(table).width]);
 for (const text of document.querySelectorAll('p, h1, h2, li, figcaption'))
   if (text.scrollWidth > text.clientWidth + 1 && text.clientWidth) found.cut.push(text.textContent);
+const together = /[0-9.]+\\s(±\\s[0-9.]+|%|[KMGT]iB|seeds?|examples|\\[[0-9.]+,\\s[0-9.]+\\])/g;
+for (const part of document.querySelectorAll('.lead, .scores td:nth-child(2), .scores td:nth-child(3)')) {
+  const walker = document.createTreeWalker(part, NodeFilter.SHOW_TEXT), range = document.createRange();
+  for (let text = walker.nextNode(); text; text = walker.nextNode())
+    for (const match of text.data.matchAll(together)) {
+      range.setStart(text, match.index); range.setEnd(text, match.index + match[0].length);
+      if (new Set([...range.getClientRects()].map(line => line.top)).size > 1) found.broken.push(match[0]);
+    }
+}
 found.width = document.documentElement.scrollWidth;
 found.window = innerWidth;
 console.log('looked');
@@ -75,6 +94,20 @@ def chromium(home, *arguments):
     return done.stdout, done.stderr
 
 
+@pytest.fixture(
+    scope='module', params=[made.crowd, made.against_a_line, made.of_runs], ids=['crowd', 'against_a_line', 'of_runs']
+)
+def opened(request, tmp_path_factory):
+    """How a page opens whose names and lines have little room."""
+    opening = request.param()
+    path = tmp_path_factory.mktemp('browser') / 'index.html'
+    heads = {name: f'<span class="name">{swatch(look)}{name}</span>' for name, look in opening.looks.items()}
+    path.write_text(
+        shell('Which?', openings.lead(opening), f'{openings.figure(opening, "")}{openings.table(opening, heads)}')
+    )
+    return path
+
+
 def looked_at(report, tmp_path, width, edit=lambda text: text, script=SCRIPT):
     """What the script sees on a copy of the page so many pixels wide, all of it open, in a frame: windows have a least
     width.
@@ -98,7 +131,23 @@ def test_on_a_phone_and_on_a_desk(report, tmp_path, width):
     found = looked_at(report, tmp_path, width)
     assert found['window'] == width and found['width'] <= width
     assert found['figures'] == 23, 'the large one, two of curves, and the small ones'
-    assert not found['overlaps'] and not found['outside'] and not found['small']
+    assert not found['overlaps'] and not found['outside'] and not found['small'] and not found['struck']
+
+
+@pytest.mark.parametrize('width', [PHONE, DESK])
+def test_names_at_points_are_whole_and_nothing_is_drawn_over_them(opened, tmp_path, width):
+    """Nor over the names of trivial predictors' lines: no name, no mark, no interval and no line to another name."""
+    found = looked_at(opened, tmp_path, width)
+    assert found['figures'] == 1 and found['width'] <= width
+    assert not found['overlaps'] and not found['outside'] and not found['struck']
+    assert not re.search('…</text>', opened.read_text())
+
+
+@pytest.mark.parametrize('width', [PHONE, DESK])
+def test_tables_fit_and_lines_end_between_numbers(opened, tmp_path, width):
+    """No column of scores and costs is lost, and a value, its error and its unit stand together."""
+    found = looked_at(opened, tmp_path, width)
+    assert not found['cut'] and not found['broken']
 
 
 HOVER = """
@@ -118,6 +167,30 @@ def test_values_of_curves_stand_at_the_pointer(report, tmp_path):
     assert not found['hidden'] and found['rule'] == 'visible'
     assert found['tip'][0].startswith('step ') and len(found['tip']) == 1 + len(made.NAMES)
     assert any(line.startswith('rwkv & <co>') for line in found['tip']), 'names are text, whatever they hold'
+
+
+TAP = """
+<script>
+const curves = document.querySelector('svg[data-series]'), at = curves.getBoundingClientRect();
+const tip = curves.closest('figure').querySelector('.tip'), hidden = [];
+const send = (target, name, pointerType) => {
+  const options = {clientX: at.left + 0.5 * at.width, clientY: at.top + 9, pointerType, bubbles: true};
+  target.dispatchEvent(new PointerEvent(name, options));
+  hidden.push(tip.hidden);
+};
+send(curves, 'pointerdown', 'touch'); send(curves, 'pointerleave', 'touch');
+send(document.body, 'pointerdown', 'touch');
+send(curves, 'pointermove', 'mouse'); send(curves, 'pointerleave', 'mouse');
+console.log('looked');
+top.document.title = JSON.stringify({hidden});
+</script>
+"""
+
+
+def test_values_of_curves_stay_after_a_tap_until_the_next_elsewhere(report, tmp_path):
+    """A finger leaves when it is lifted, a mouse when it moves away."""
+    found = looked_at(report, tmp_path, DESK, script=TAP)
+    assert found['hidden'] == [False, False, True, False, True]
 
 
 def test_on_paper_no_table_is_cut(report, tmp_path):
