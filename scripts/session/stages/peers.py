@@ -62,11 +62,21 @@ def _triton(case: Case) -> dict[str, Any]:
         return {'status': 'skipped', 'reason': f'{TRITON} is not installed here'}
     kind = case.id.split('/')[3]
     command = [sys.executable, str(SCRIPT), case.core, kind]
-    answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if answer.returncode != 0:
-        return {'status': 'failed', 'reason': f'{SCRIPT.name} ended with status {answer.returncode}'}
+    answer = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    print(answer.stderr, flush=True)
+    return _measured(answer)
+
+
+def _measured(answer: subprocess.CompletedProcess) -> dict[str, Any]:
+    """What the script printed before its end; a pass that it refuses leaves the times of the pass before."""
     lines = [json.loads(line) for line in answer.stdout.splitlines() if line.startswith('{')]
-    measured = [
-        {'contender': f'{TRITON}, {line["what"]}', 'milliseconds': [line['milliseconds']] * 3} for line in lines
-    ]
-    return {'status': 'ok', 'measured': measured, 'torch': lines[0]['torch']}
+    found: dict[str, Any] = {'status': 'ok'}
+    if answer.returncode != 0:
+        said = (answer.stderr.strip().splitlines() or ['it said nothing'])[-1][:300]
+        found = {'status': 'failed', 'reason': f'{SCRIPT.name} ended with status {answer.returncode}: {said}'}
+    if lines:
+        found['measured'] = [
+            {'contender': f'{TRITON}, {line["what"]}', 'milliseconds': [line['milliseconds']] * 3} for line in lines
+        ]
+        found['torch'] = lines[0]['torch']
+    return found
