@@ -56,6 +56,7 @@ CASES = {
     'sudden vector': Case(b=2, t=67, k=8, v=8, decay='b t h k', strength=2.0, sudden=True, documents=drawing.PACKED_67),
     'long': Case(b=1, t=131, k=8, v=72, heads=(1, 2, 2), decay='b t h', documents=(PACKED_131,)),
     'wide values': Case(b=1, t=67, k=8, v=136, heads=(1, 2, 2), decay='b t h', documents=drawing.PACKED_67[:1]),
+    'wide keys': Case(b=1, t=67, k=136, v=8, heads=(2, 1, 2), decay='b t h', documents=drawing.PACKED_67[:1]),
     'long sudden': Case(b=1, t=131, k=24, v=8, heads=(1, 1, 1), decay='b t h', sudden=True),
     'long vector': Case(b=1, t=131, k=8, v=24, heads=(2, 1, 1), decay='b t h k', strength=1.0, documents=(PACKED_131,)),
     'wide vector': Case(b=1, t=131, k=72, v=72, heads=(2, 1, 2), decay='b t h k', documents=(PACKED_131,)),
@@ -71,6 +72,7 @@ KERNEL = (
     'strong scalar',
     'long',
     'wide values',
+    'wide keys',
     'long sudden',
 )
 """The cases that every kernel serves."""

@@ -1,8 +1,9 @@
-"""The Pallas form of `linear_attention` for Hopper GPUs: three kernels, each for both directions.
+"""The Pallas form of `linear_attention` for Hopper GPUs.
 
-`sweep` runs over the chunks of a sequence in order and writes the state at each; `read` and `gradients` then process
-all chunks at once. In the forward direction the states are read by queries; in the backward direction, from the last
-chunk to the first, their gradients are read by keys. Only the arguments are kept for the backward pass; the states, in
+`sweep` runs over the chunks of a sequence in order and writes the state at each, backward, from the last chunk to the
+first, the gradients of these. The others then process all chunks at once: `read` what queries read of the states, and
+backward `read_gradients` the gradients of queries, and `gradients` those of keys and values together; for keys of more
+than 128 channels `read` and `read_gradients` find these apart. Only the arguments are kept for the backward pass; the states, in
 the 16-bit type of products, `t / 64 * k * v` numbers a head, are recomputed.
 
 With decays per key channel, all that depends on these is computed first, for all chunks at once (see
@@ -24,6 +25,7 @@ import jax.experimental.pallas as pl
 import jax.numpy as jnp
 
 from pallas_kernels.linear_attention import vjp
+from pallas_kernels.linear_attention.mosaic_gpu import gradients as of_keys_and_values
 from pallas_kernels.linear_attention.mosaic_gpu.sweep import sweep
 from pallas_kernels.matrix_state import decays
 from pallas_kernels.matrix_state.differentiation import Arrays, Outputs, Passes, scaled
@@ -66,12 +68,14 @@ def _backward(here: Target, arrays: Arrays, scale: float, kept: None, gradients:
     q, k, v, rows, state = inputs
     states, _ = sweep(here, FORWARD, k, v, rows, state)
     dstates, dstate = sweep(here, BACKWARD, q, do, rows, dfinal, scale)
-    dv = read(here, BACKWARD, k, q, do, dstates, rows, inputs.type_of_gradient(arrays.v), TIME_FIRST, scale)
-    dq, reads = gradients_of(here, FORWARD, q, k, do, v, states, rows, scale)
-    decaying = arrays.log_decay is not None
-    dk, writes = gradients_of(here, BACKWARD, k, q, v, do, dstates, rows, scale, states if decaying else None)
-
-    dlog_decay = decays.pull(rows, reads, writes, jnp.sum(writes[:, :, 2], axis=-1)) if decaying else None
+    dv_type, decaying = inputs.type_of_gradient(arrays.v), arrays.log_decay is not None
+    dq, reads = gradients_of(here, FORWARD, q, k, do, v, states, rows, scale, dstates if decaying else None)
+    if state.shape[2] <= of_keys_and_values.MOST:
+        dk, dv, writes = of_keys_and_values.gradients(here, q, k, v, do, dstates, rows, dv_type, scale)
+    else:
+        dv = read(here, BACKWARD, k, q, do, dstates, rows, dv_type, TIME_FIRST, scale)
+        dk, writes = gradients_of(here, BACKWARD, k, q, v, do, dstates, rows, scale)
+    dlog_decay = decays.pull(rows, reads, writes, jnp.sum(reads[:, :, 2], axis=-1)) if decaying else None
     t, (key_size, value_size) = arrays.q.shape[1], arrays.state.shape[2:]
     return Arrays(
         q=TIME_FIRST.cut(dq, t, key_size),

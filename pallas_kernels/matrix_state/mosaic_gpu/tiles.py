@@ -116,8 +116,8 @@ def hidden_zero(numbers: Any) -> Any:
     return numbers[COUNT - 1, 0].astype(jnp.int32)
 
 
-def zeros() -> jax.Array:
-    return plgpu.layout_cast(jnp.zeros((TILE, TILE), jnp.float32), plgpu.Layout.WGMMA)
+def zeros(width: int = TILE) -> jax.Array:
+    return plgpu.layout_cast(jnp.zeros((TILE, width), jnp.float32), plgpu.Layout.WGMMA)
 
 
 def zeros_of_rows() -> jax.Array:
@@ -125,7 +125,7 @@ def zeros_of_rows() -> jax.Array:
     return plgpu.layout_cast(jnp.zeros((TILE,), jnp.float32), plgpu.Layout.WGMMA.reduce(1))
 
 
-def along(numbers: Any, row: int, axis: int) -> jax.Array:
-    """One of the rows along an axis of a tile."""
+def along(numbers: Any, row: int, axis: int, width: int = TILE) -> jax.Array:
+    """One of the rows along an axis of a tile of so many columns."""
     vector = plgpu.load(numbers.at[row], layout=plgpu.Layout.WGMMA.reduce(1 - axis), optimized=False)
-    return plgpu.layout_cast(jax.lax.broadcast_in_dim(vector, (TILE, TILE), (axis,)), plgpu.Layout.WGMMA)
+    return plgpu.layout_cast(jax.lax.broadcast_in_dim(vector, (TILE, width), (axis,)), plgpu.Layout.WGMMA)

@@ -1,0 +1,209 @@
+"""The kernel for gradients of keys and values of `linear_attention` on Hopper GPUs, with one decay a head and step.
+
+Both read queries, gradients of outputs, and the gradient of the state after a chunk, which a program reads once.
+"""
+
+from typing import Any
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_kernels.cost import Cost
+from pallas_kernels.matrix_state.decays import COUNT, WRITE
+from pallas_kernels.matrix_state.mosaic_gpu.reads import BACKWARD, decays_between, times
+from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
+    NAMED_LAYOUTS,
+    TILE,
+    TIME_FIRST,
+    along,
+    iota,
+    load,
+    swizzled,
+    write,
+    zeros,
+)
+from pallas_kernels.mosaic_gpu import launch
+from pallas_kernels.mosaic_gpu.products_sm90 import accumulate, multiply
+from pallas_kernels.target import Target
+
+MOST = 2 * TILE
+"""Key channels: a program holds those of a chunk, and sums of their gradients in registers."""
+
+GRID = ('b', 'h', 'chunk')
+
+
+def gradients(
+    here: Target,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    do: jax.Array,
+    dstates: jax.Array,
+    rows: jax.Array,
+    dv_type: Any,
+    scale: float,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """dk, summed over the heads that share a key, dv of every head, and of every head the products `k dk`.
+
+        dV = (scale Q K^T * D)^T dO + writes (K dS),   dK = (scale dO V^T * D)^T Q + writes (V dS^T)
+
+    with decays D and the gradient dS of the state after the chunk, `dstates`, `b h l k v`, which the scale is in
+    already. All others are `b t h k`. The products, `b h 2 l c`, are summed over channels: the parts from other steps
+    of the chunk and from the state. A program goes over the heads that share a key, and sums in float32.
+    """
+    b, h, count, width_of_keys, channels = dstates.shape
+    groups, dtype = k.shape[TIME_FIRST.heads], k.dtype
+    members, width = h // groups, 2 * TILE if channels % (2 * TILE) == 0 else TILE
+    turns = channels // width
+    steps_of_all = members * turns
+    # Else they are those of all heads of the group, and read once.
+    q_varies = q.shape[TIME_FIRST.heads] > groups
+    # Of a tile of dO, which nothing reads any more and no copy refills.
+    in_place = steps_of_all == 1 and dv_type == dtype
+
+    def body(
+        q_ref: Any,
+        k_ref: Any,
+        v_ref: Any,
+        do_ref: Any,
+        dstates_ref: Any,
+        rows_ref: Any,
+        dk_ref: Any,
+        dv_ref: Any,
+        sums_ref: Any,
+    ) -> None:
+        at, group, chunk = (jax.lax.axis_index(name) for name in GRID)
+        steps = pl.ds(chunk * TILE, TILE)
+
+        def head(member: Any) -> Any:
+            return group * members + member
+
+        def of_heads(array: jax.Array, size: int, *, whole: bool = False) -> Any:
+            """Channels of one head after the other, or of the group that it is in; all of them, or those of a turn."""
+            shared = h // array.shape[TIME_FIRST.heads]
+            return plgpu.BlockSpec(
+                (TILE, None, size),
+                lambda member, turn: (chunk, jax.lax.div(head(member), shared), 0 if whole else turn),
+                transforms=swizzled(dtype),
+            )
+
+        def run(k_tile: Any, q_tile: Any, dv_tile: Any, totals: Any, arrived: Any) -> None:
+            def step(indices: Any, v_tile: Any, do_tile: Any, dstate: Any, numbers: Any, *rest: Any) -> tuple[Any, ...]:
+                *tiles, (sums, *partial) = rest
+                of_q = tiles[0] if tiles else q_tile
+                member, turn = indices
+                if steps_of_all == 1:
+                    plgpu.barrier_wait(arrived)
+                dscores, *written = partial or (None,)
+                scores, dscores = accumulate(
+                    here,
+                    (None, [(k_tile, of_q.transpose((1, 0)))]),
+                    (dscores, [(v_tile, do_tile.transpose((1, 0)))]),
+                )
+                between = times(scale, decays_between(numbers, BACKWARD))
+                weights = (scores * between).astype(dtype)
+
+                def weighed(dscores: jax.Array) -> tuple[jax.Array, jax.Array]:
+                    """The factor of queries, and its products with scores, summed over queries."""
+                    dscores = dscores * between
+                    products = jnp.sum(jnp.where(iota(0) != iota(1), scores * dscores, 0), axis=1)
+                    return dscores.astype(dtype), products
+
+                # As early as can be, for fewer registers.
+                early = weighed(dscores) if turns == 1 else None
+                before = multiply(here, k_tile, dstate) * along(numbers, WRITE, 0, width)
+                dv = multiply(here, weights, do_tile, before)
+                out = do_tile if dv_tile is None else dv_tile
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                out[...] = dv.astype(dv_type)
+                # Ordinary reads of a slot must finish before the commit, after which copies may refill it.
+                plgpu.commit_smem()
+                part = pl.ds(turn * width, width)
+                plgpu.copy_smem_to_gmem(out, TIME_FIRST.of_head(dv_ref, at, head(member)).at[steps, part])
+                (found,) = accumulate(here, (*(written or (None,)), [(v_tile, dstate.transpose((1, 0)))]))
+
+                def end(sums: jax.Array, dscores: jax.Array, written: jax.Array) -> jax.Array:
+                    """Adds what a head gives, once its products over all channels of the state are summed."""
+                    written = written * along(numbers, WRITE, 0, width_of_keys)
+                    of_queries, within = early or weighed(dscores)
+                    across = jnp.sum(load(k_tile) * written, axis=1)
+                    for total, array in zip(totals, (within, across), strict=True):
+                        total[...] = array
+                    plgpu.commit_smem()
+                    for place, total in enumerate(totals):
+                        plgpu.copy_smem_to_gmem(total, sums_ref.at[at, head(member), place, steps])
+                    return multiply(here, of_queries, of_q, sums + written)
+
+                if turns == 1:
+                    return (end(sums, dscores, found),)
+                return jax.lax.cond(
+                    turn == turns - 1,
+                    lambda *carry: (end(*carry), zeros(), zeros(width_of_keys)),
+                    lambda *carry: carry,
+                    sums,
+                    dscores,
+                    found,
+                )
+
+            plgpu.copy_gmem_to_smem(TIME_FIRST.of_head(k_ref, at, group).at[steps], k_tile, arrived)
+            if not q_varies:
+                plgpu.copy_gmem_to_smem(TIME_FIRST.of_group(q_ref, at, group, groups, q).at[steps], q_tile, arrived)
+            if steps_of_all > 1:
+                plgpu.barrier_wait(arrived)
+            specs = [
+                of_heads(v, width),
+                of_heads(do, width),
+                plgpu.BlockSpec(
+                    (None, None, width_of_keys, width),
+                    lambda member, turn: (head(member), chunk, 0, turn),
+                    transforms=swizzled(dtype),
+                ),
+                plgpu.BlockSpec((None, None, COUNT, TILE), lambda member, turn: (head(member), chunk, 0, 0)),
+            ]
+            refs = [v_ref.at[at], do_ref.at[at], dstates_ref.at[at], rows_ref.at[at]]
+            if q_varies:
+                specs.append(of_heads(q, width_of_keys, whole=True))
+                refs.append(q_ref.at[at])
+            nothing = () if turns == 1 else (zeros(), zeros(width_of_keys))
+            total, *_ = plgpu.emit_pipeline(
+                step,
+                grid=(members, turns),
+                in_specs=specs,
+                max_concurrent_steps=2 if steps_of_all > 1 and width == TILE else 1,
+                init_carry=(zeros(width_of_keys), *nothing),
+            )(*refs)
+            k_tile[...] = total.astype(dtype)
+            write(k_tile, TIME_FIRST.of_head(dk_ref, at, group).at[steps])
+
+        def tile(size: int, dtype: Any) -> Any:
+            return plgpu.SMEM((TILE, size), dtype, transforms=swizzled(dtype))
+
+        pl.run_scoped(
+            run,
+            tile(width_of_keys, dtype),
+            None if q_varies else tile(width_of_keys, dtype),
+            None if in_place else tile(width, dv_type),
+            [plgpu.SMEM((TILE,), jnp.float32)] * 2,
+            plgpu.Barrier(num_arrivals=1 if q_varies else 2),
+        )
+
+    dk, dv, sums = launch.kernel(
+        body,
+        here,
+        out_type=(
+            jax.ShapeDtypeStruct(k.shape, dtype),
+            jax.ShapeDtypeStruct(do.shape, dv_type),
+            jax.ShapeDtypeStruct((b, h, 2, count * TILE), jnp.float32),
+        ),
+        name='linear_attention_gradients',
+        cost=Cost(
+            flops=2 * b * h * count * TILE * (2 * TILE * (width_of_keys + channels) + 2 * width_of_keys * channels),
+            exponentials=b * h * count * TILE * TILE * turns,
+        ),
+        grid=(b, groups, count),
+        grid_names=GRID,
+        compiler_params=NAMED_LAYOUTS,
+    )(q, k, v, do, dstates, rows)
+    return dk, dv, sums.reshape(b, h, 2, count, TILE)
