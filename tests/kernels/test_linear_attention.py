@@ -189,7 +189,7 @@ def test_kernels_for_gpus_are_lowered_at_the_size_of_models(name):
         lowered = jax.jit(both).trace(cases.real()[name].arrays).lower(lowering_platforms=('cuda',))
     assert [entry.implementation for entry in entries] == ['mosaic_gpu']
     # Forward: states and outputs. Backward: states again, their gradients, and those of q, and of k and v together.
-    # With decays of key channels the weights of chunks come first, both times, and q and k get their gradients together.
+    # With decays of key channels the weights of chunks come first, both times, and q and k share a kernel.
     assert lowered.as_text().count('@mosaic_gpu') == (8 if 'vector' in name else 6)
 
 

@@ -62,7 +62,7 @@ def _triton(case: Case) -> dict[str, Any]:
         return {'status': 'skipped', 'reason': f'{TRITON} is not installed here'}
     kind = case.id.split('/')[3]
     command = [sys.executable, str(SCRIPT), case.core, kind]
-    answer = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
     print(answer.stderr, flush=True)
     return _measured(answer)
 
