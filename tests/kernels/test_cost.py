@@ -235,7 +235,11 @@ CALLS = {
     'softmax_topk': {'x': (64, 200)},
     'cross_entropy': {'hidden': (64, 32), 'embedding': (500, 32)},
 }
-GIVEN = {'short_conv': {'activation': 'silu'}, 'softmax_topk': {'k': 5}, 'cross_entropy': {'labels': np.zeros(64, np.int32)}}
+GIVEN = {
+    'short_conv': {'activation': 'silu'},
+    'softmax_topk': {'k': 5},
+    'cross_entropy': {'labels': np.zeros(64, np.int32)},
+}
 READ = {'softmax': ['y'], 'linear_scan': ['decay', 'state', 'y'], 'attention': ['q', 'k', 'v', 'y']}
 """What is read of arguments and results for the gradients, where it is not the arguments."""
 

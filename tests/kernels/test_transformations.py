@@ -23,12 +23,12 @@ CASES = {
     'attention': 'prime',
     'linear_scan': 'prime',
     'long_conv': 'prime',
-    'short_conv': 'packed',
     'selective_scan': 'prime',
     'linear_attention': 'scalar',
     'delta_rule': 'scalar',
     'diagonal_low_rank': 'vector',
     'cross_entropy': 'prime',
+    'short_conv': 'packed',
 }
 HEADS = {'attention': 2, 'linear_attention': 2, 'delta_rule': 2, 'diagonal_low_rank': 2}
 """The axis along which heads run, in the cores that have them; in a state it is one."""
@@ -190,7 +190,8 @@ def parted(core, function, over):
             return found if isinstance(found, tuple) else (found,)
 
         mesh = jax.make_mesh((2,), ('part',), axis_types=(jax.sharding.AxisType.Auto,))
-        names = ('o',) if core in ('attention', 'long_conv', 'short_conv', 'softmax', 'cross_entropy') else ('o', 'state')
+        alone = ('attention', 'long_conv', 'short_conv', 'softmax', 'cross_entropy')
+        names = ('o',) if core in alone else ('o', 'state')
         # Kernels do not say along which axes of the mesh their results vary.
         return jax.shard_map(
             part,
