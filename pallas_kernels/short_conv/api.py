@@ -50,7 +50,7 @@ def short_conv(
         raise ValueError(f'{CORE}: activation is {activation!r}; expected one of {vjp.ACTIVATIONS}')
     candidates = {
         'reference': dispatch.Candidate(functools.partial(reference.short_conv, activation=activation)),
-        'xla': dispatch.Candidate(xla.form(activation)),
+        'xla': dispatch.Candidate(xla.form(activation, packed=segments is not None)),
     }
     size = functools.partial(
         cost.short_conv, **sizes, bias=bias is not None, activation=activation, itemsize=x.dtype.itemsize

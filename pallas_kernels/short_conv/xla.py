@@ -1,4 +1,8 @@
-"""The portable form of `short_conv`: a sum of shifted rows, the products with tokens of other documents set to zero."""
+"""The portable form of `short_conv`: a sum of shifted rows, the products with tokens of other documents set to zero.
+
+Rows of one document are not masked: zeros stand before them. A mask of what is zero would cost a pass on a CPU, and
+have the compiler round sums otherwise.
+"""
 
 import functools
 
@@ -10,17 +14,15 @@ from pallas_kernels.short_conv.vjp import IDENTITY, Convolution, Passes, differe
 
 
 @functools.lru_cache
-def form(activation: str) -> Convolution:
-    """The differentiable form with an activation; see `reference.short_conv`."""
-    return differentiable(
-        Passes(
-            functools.partial(_forward, activation=activation),
-            functools.partial(_backward, activation=activation),
-        )
-    )
+def form(activation: str, *, packed: bool) -> Convolution:
+    """The differentiable form with an activation, for rows of documents or of one; see `reference.short_conv`."""
+    forward = functools.partial(_forward, activation=activation, packed=packed)
+    return differentiable(Passes(forward, functools.partial(_backward, forward)))
 
 
-def _forward(x: jax.Array, taps: jax.Array, bias: jax.Array | None, reach: jax.Array, *, activation: str) -> jax.Array:
+def _forward(
+    x: jax.Array, taps: jax.Array, bias: jax.Array | None, reach: jax.Array, *, activation: str, packed: bool
+) -> jax.Array:
     dtype = precision.accumulator(x, taps, bias)
     before, t = taps.shape[0] - 1, x.shape[1]
     inputs = jnp.pad(x, ((0, 0), (before, 0), (0, 0))).astype(dtype)
@@ -28,7 +30,9 @@ def _forward(x: jax.Array, taps: jax.Array, bias: jax.Array | None, reach: jax.A
     total = inputs[:, before:] * taps[before][None, None]
     for place in range(before):
         product = inputs[:, place : place + t] * taps[place][None, None]
-        total = total + jnp.where((reach >= before - place)[..., None], product, jnp.zeros_like(product))
+        if packed:
+            product = jnp.where((reach >= before - place)[..., None], product, jnp.zeros_like(product))
+        total = total + product
     if bias is not None:
         total = total + jnp.broadcast_to(bias.astype(dtype), total.shape)
     # One rounding, after the activation: those of the terms would be larger than that of the result, and gradients of
@@ -37,12 +41,8 @@ def _forward(x: jax.Array, taps: jax.Array, bias: jax.Array | None, reach: jax.A
 
 
 def _backward(
-    x: jax.Array, taps: jax.Array, bias: jax.Array | None, reach: jax.Array, dy: jax.Array, *, activation: str
+    forward: Convolution, x: jax.Array, taps: jax.Array, bias: jax.Array | None, reach: jax.Array, dy: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     dtype = precision.accumulator(x, taps, bias)
     wide = taps.astype(dtype), None if bias is None else bias.astype(dtype)
-
-    def forward(x: jax.Array, taps: jax.Array, bias: jax.Array | None) -> jax.Array:
-        return _forward(x, taps, bias, reach, activation=activation)
-
-    return jax.vjp(forward, x, *wide)[1](dy)
+    return jax.vjp(lambda x, taps, bias: forward(x, taps, bias, reach), x, *wide)[1](dy)
