@@ -44,8 +44,8 @@ def differentiable(passes: Passes) -> Convolution:
     def pull(saved: Any, dy: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array | None, None]:
         _, taps, bias, _ = saved
         dx, dtaps, dbias = passes.backward(*saved, dy)
-        given = bias is not None and dbias is not None
-        return dx, dtaps.astype(taps.dtype), dbias.astype(bias.dtype) if given else None, None
+        dbias = None if bias is None or dbias is None else dbias.astype(bias.dtype)
+        return dx, dtaps.astype(taps.dtype), dbias, None
 
     short_conv.defvjp(save, pull)
     return short_conv
