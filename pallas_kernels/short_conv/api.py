@@ -4,7 +4,7 @@ import functools
 
 import jax
 
-from pallas_kernels import arguments, cost, dispatch, packing
+from pallas_kernels import arguments, cost, dispatch, packing, target
 from pallas_kernels.short_conv import reference, vjp, xla
 
 CORE = 'short_conv'
@@ -51,10 +51,19 @@ def short_conv(
     candidates = {
         'reference': dispatch.Candidate(functools.partial(reference.short_conv, activation=activation)),
         'xla': dispatch.Candidate(xla.form(activation, packed=segments is not None)),
+        'mosaic_gpu': dispatch.kernel(CORE, 'mosaic_gpu', target.current(), x, taps, bias, fixed=(activation,)),
     }
+    b, t, d, w = (sizes[letter] for letter in 'btdw')
     size = functools.partial(
-        cost.short_conv, **sizes, bias=bias is not None, activation=activation, itemsize=x.dtype.itemsize
+        cost.short_conv,
+        b=b,
+        t=t,
+        d=d,
+        w=w,
+        bias=bias is not None,
+        activation=activation,
+        itemsize=x.dtype.itemsize,
     )
     run = dispatch.select(CORE, implementation, candidates, size)
-    reach = vjp.reach_of(None if segments is None else packing.runs(segments), sizes['t'], sizes['w'])
+    reach = vjp.reach_of(None if segments is None else packing.runs(segments), t, w)
     return run(x, taps, bias, reach)

@@ -52,6 +52,60 @@ def test_xla_is_the_reference(name, dtype, comparison):
     check(comparison, name, dtype, 'xla')
 
 
+@pytest.mark.parametrize(
+    ('name', 'dtype'),
+    [
+        ('packed', jnp.bfloat16),
+        ('documents shorter than the taps', jnp.float32),
+        *(
+            pytest.param(name, dtype, marks=pytest.mark.slow)
+            for name in cases.KERNEL
+            for dtype in (jnp.float32, jnp.bfloat16, jnp.float16)
+            if (name, dtype) not in {('packed', jnp.bfloat16), ('documents shorter than the taps', jnp.float32)}
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_kernels_are_the_reference(name, dtype, comparison):
+    check(comparison, name, dtype, 'mosaic_gpu')
+
+
+@pytest.mark.parametrize('name', cases.real())
+def test_kernels_lower_for_a_gpu_that_is_not_there(name, lowered_for_gpu):
+    lowered = lowered_for_gpu(short_conv, cases.real()[name])
+    assert [entry[:3] for entry in lowered.entries] == [('short_conv', 'mosaic_gpu', ())]
+    assert lowered.kernels() == 2
+
+
+@pytest.mark.parametrize('name', ['odd channels', 'many taps'])
+def test_the_portable_form_serves_what_the_kernel_does_not(name):
+    call = cases.call(name)
+    with target.compiling_for(target.H100), dispatch.ledger() as entries:
+        jax.eval_shape(lambda arrays: short_conv(**arrays, **call.options), call.arrays)
+        with pytest.raises(NotImplementedError, match=r'expected .*128 channels|there are 9 taps; expected at most 8'):
+            short_conv(**call.arrays, **call.options, implementation='mosaic_gpu')
+    assert entries[0].implementation == 'xla' and 'mosaic_gpu' in dict(entries[0].refused)
+
+
+@pytest.mark.parametrize(
+    ('x', 'taps', 'message'),
+    [
+        (np.zeros((2, 0, 128), np.float32), np.zeros((4, 128), np.float32), 'expected no dimension of size zero'),
+        (np.zeros((2, 3, 128)), np.zeros((4, 128), np.float32), 'x is float64; expected at most float32'),
+        (np.zeros((2, 3, 128), np.float32), np.zeros((4, 128)), 'taps float64; expected at most float32'),
+        (np.zeros((2, 3, 100), np.float32), np.zeros((4, 100), np.float32), 'a multiple of 128 channels'),
+        (np.zeros((2, 3, 128), np.float32), np.zeros((9, 128), np.float32), 'there are 9 taps; expected at most 8'),
+    ],
+)
+def test_kernels_refuse(x, taps, message):
+    with (
+        jax.enable_x64(True),
+        target.compiling_for(target.interpreted('mosaic_gpu')),
+        pytest.raises(NotImplementedError, match=message),
+    ):
+        short_conv(jnp.asarray(x), jnp.asarray(taps), implementation='mosaic_gpu')
+
+
 def test_taps_in_float32_of_inputs_in_16_bits(comparison):
     """As models have them: gradients of taps and bias are of their own type."""
     call = cases.call('packed', jnp.bfloat16)
@@ -147,6 +201,14 @@ def test_under_vmap_and_remat(comparison):
     comparison.check(mapped, 'mapped', call, 4, implementation='xla', taps=74, bias=74)
 
 
+@pytest.mark.parametrize('implementation', ['xla', pytest.param('mosaic_gpu', marks=pytest.mark.slow)])
+def test_twice_the_same_bits(implementation, comparison):
+    call = cases.call('packed')
+    first, second = (comparison.evaluate(short_conv, call, implementation) for _ in range(2))
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, second[name])
+
+
 @pytest.mark.parametrize(
     ('arguments', 'error', 'message'),
     [
@@ -161,6 +223,7 @@ def test_under_vmap_and_remat(comparison):
         ({'activation': 'gelu'}, ValueError, r"activation is 'gelu'; expected one of \('identity', 'silu'\)"),
         ({'activation': None}, TypeError, 'short_conv: activation is None, of type NoneType; expected str'),
         ({'implementation': 'mosaic_tpu'}, NotImplementedError, 'this version has no mosaic_tpu form of short_conv'),
+        ({'implementation': 'mosaic_gpu'}, NotImplementedError, "'mosaic_gpu' cannot serve: the platform is cpu"),
         ({'implementation': 'triton'}, ValueError, "implementation is 'triton'; expected None or one of"),
     ],
 )
