@@ -29,6 +29,7 @@ from pallas_kernels.linear_attention.sums import linear_attention_sums
 from pallas_kernels.linear_scan.api import linear_scan
 from pallas_kernels.long_conv.api import long_conv
 from pallas_kernels.selective_scan.api import selective_scan
+from pallas_kernels.short_conv.api import short_conv
 from pallas_kernels.softmax.api import softmax
 from pallas_kernels.softmax_topk.api import softmax_topk
 
@@ -64,6 +65,7 @@ __all__ = [
     'linear_scan',
     'long_conv',
     'selective_scan',
+    'short_conv',
     'softmax',
     'softmax_topk',
     'visible_counts',

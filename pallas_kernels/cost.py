@@ -389,6 +389,35 @@ def long_conv(
     return CallCost(model, Passes(Cost(done, moved), Cost(3 * done, moved_back)))
 
 
+def short_conv(
+    *,
+    b: int,
+    t: int,
+    d: int,
+    w: int,
+    bias: bool = False,
+    activation: str = 'identity',
+    itemsize: int = 2,
+    implementation: str = 'reference',
+) -> CallCost:
+    """A product and a sum for every token and tap, a sum for the bias; backward as many for each of the gradients.
+
+    A `silu` takes an exponential, a sum and a division; backward it is computed again, of sums that no result has,
+    and its slope takes five operations more. Forms do what the definition does.
+    """
+    del implementation
+    numbers, products = b * t * d, 2 * w + bias
+    once, slope = (2, 5) if activation == 'silu' else (0, 0)
+    again = products + once if slope else 0
+    taken, given = itemsize * (numbers + (w + bias) * d), itemsize * numbers
+    exponentials = numbers if once else 0
+    model = Passes(
+        Cost(numbers * (products + once), taken + given, exponentials),
+        Cost(numbers * (again + slope + 4 * w + bias), 2 * taken + given, exponentials),
+    )
+    return CallCost(model, model)
+
+
 def _transforms(b: int, length: int, d: int) -> int:
     """The operations of `b d` cyclic convolutions over the power of two from `length` on: three transforms."""
     size = 1 << max(0, length - 1).bit_length()

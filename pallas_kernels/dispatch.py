@@ -53,12 +53,14 @@ class Entry(NamedTuple):
     tiles: str = tuning.HEURISTIC
 
 
-def kernel(core: str, implementation: str, here: Target, *call: Any, made_by: str = 'form') -> Candidate:
+def kernel(
+    core: str, implementation: str, here: Target, *call: Any, made_by: str = 'form', fixed: tuple[Any, ...] = ()
+) -> Candidate:
     """Returns the form of `core` that one platform has, the module of which is imported on that platform only.
 
-    The module has `form(here)`, the function, or another function in its place (`made_by`), and
+    The module has `form(here, *fixed)`, the function, or another function in its place (`made_by`), and
     `refusal(here, *call)`, the reason why it cannot serve or `None`; where its tiles may be from a table it also has
-    `tiled_by(here, *call)`, which says whether they are.
+    `tiled_by(here, *call)`, which says whether they are. `fixed` is what of a call no array says.
     """
     if here.platform != {**PLATFORM, **LIBRARIES}[implementation]:
         return Candidate(_missing, f'the platform is {here.platform}')
@@ -66,7 +68,7 @@ def kernel(core: str, implementation: str, here: Target, *call: Any, made_by: st
     refusal = module.refusal(here, *call)
     tiled_by = getattr(module, 'tiled_by', None)
     tiles = tuning.HEURISTIC if tiled_by is None or refusal is not None else tiled_by(here, *call)
-    return Candidate(getattr(module, made_by)(here), refusal, tiles)
+    return Candidate(getattr(module, made_by)(here, *fixed), refusal, tiles)
 
 
 def _missing(*_: Any) -> Any:

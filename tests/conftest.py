@@ -91,8 +91,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 CASES = {
     'compile/test_programs.py::test_steps_are_lowered_for_gpus': 2,
-    'functional/test_cores.py::test_time_over_two_devices_agrees_with_one': 9,
-    'functional/test_cores.py::test_two_devices_agree_with_one': 8,
+    'functional/test_cores.py::test_time_over_two_devices_agrees_with_one': 10,
+    'functional/test_cores.py::test_two_devices_agree_with_one': 9,
     'kernels/test_attention.py::test_hidden_keys_weigh_nothing': 6,
     'kernels/test_linear_attention.py::test_kernels_are_the_reference': 4,
     'kernels/test_linear_scan.py::test_gradients_of_the_reference_are_differences': 3,

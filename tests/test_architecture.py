@@ -191,6 +191,7 @@ CORES = (
     'linear_scan',
     'long_conv',
     'selective_scan',
+    'short_conv',
 )
 
 

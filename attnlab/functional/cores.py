@@ -244,6 +244,13 @@ long_conv = _on_mesh(
     pallas_kernels.long_conv, sequence.long_conv, {'x': 'b t d', 'kernel': 'w d', 'segments': 'b t'}, 'b t d'
 )
 
+short_conv = _on_mesh(
+    pallas_kernels.short_conv,
+    sequence.short_conv,
+    {'x': 'b t d', 'taps': 'w d', 'bias': 'd', 'segments': 'b t'},
+    'b t d',
+)
+
 selective_scan = _on_mesh(
     pallas_kernels.selective_scan,
     sequence.selective_scan,

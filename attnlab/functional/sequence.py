@@ -111,6 +111,30 @@ def long_conv(x: Array, kernel: Array, *, segments: Array | None = None, **optio
     return jax.lax.all_to_all(y, SEQUENCE, split_axis=1, concat_axis=2, tiled=True)
 
 
+def short_conv(
+    x: Array, taps: Array, bias: Array | None = None, *, segments: Array | None = None, **options: Any
+) -> Array:
+    """See `pallas_kernels.short_conv`.
+
+    A device is given the inputs that its first tokens reach back to, one less than there are taps, and their segments,
+    and leaves their outputs out.
+    """
+    reach = taps.shape[0] - 1
+    # Before the first device there are zeros, which give as much whatever document they are of.
+    known = None if segments is None else _with_before(segments, reach)
+    return pallas_kernels.short_conv(_with_before(x, reach), taps, bias, segments=known, **options)[:, reach:]
+
+
+def _with_before(x: Array, reach: int) -> Array:
+    """This device's tokens behind the `reach` before them, of as many devices as hold them; zeros before the first."""
+    parts, count = [x], jax.lax.axis_size(SEQUENCE)
+    while sum(part.shape[1] for part in parts) < reach + x.shape[1]:
+        given = parts[-1][:, max(0, x.shape[1] - reach) :]
+        parts.append(jax.lax.ppermute(given, SEQUENCE, [(i, i + 1) for i in range(count - 1)]))
+    whole = jnp.concatenate(parts[::-1], axis=1)
+    return whole[:, whole.shape[1] - reach - x.shape[1] :]
+
+
 def selective_scan(
     x: Array,
     dt: Array,

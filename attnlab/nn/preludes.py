@@ -10,6 +10,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
+from attnlab.functional import cores
 from attnlab.functional.recomputed import recomputed, recomputed_method
 from attnlab.functional.recurrences import NOTHING, document_starts, no_segment, of_token_before, state_dtype
 from attnlab.module import Module
@@ -68,6 +69,10 @@ class ConvState(NamedTuple):
     segments: Int[Array, 'b w-1']
 
 
+FUSED = ('identity', 'silu')
+"""The activations that are part of the core; what has another is computed again in the backward pass."""
+
+
 class ShortConv(Prelude):
     """A depthwise causal convolution, `y_t = f(c + sum_i a_i x_{t-w+1+i})`, `0 <= i < w`.
 
@@ -107,8 +112,15 @@ class ShortConv(Prelude):
         t = x.shape[1]
         return self._convolved(inputs, known), ConvState(inputs[:, t:].astype(state.inputs.dtype), known[:, t:])
 
-    @recomputed_method
     def _alone(self, x: Sequence, segments: Segments | None) -> Sequence:
+        activation = self.activation or 'identity'
+        if activation not in FUSED:
+            return self._recomputed(x, segments)
+        bias = None if self.bias is None else self.bias[...]
+        return cores.short_conv(x, self.taps[...], bias, segments=segments, activation=activation)
+
+    @recomputed_method
+    def _recomputed(self, x: Sequence, segments: Segments | None) -> Sequence:
         before = (self.width - 1, 0)
         known = None if segments is None else jnp.pad(segments, ((0, 0), before), constant_values=NOTHING)
         return self._convolved(jnp.pad(x, ((0, 0), before, (0, 0))), known)

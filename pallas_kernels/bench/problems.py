@@ -191,6 +191,28 @@ def _long_conv(z: Sizes) -> Iterator[Problem]:
     yield Problem('long_conv', f'b {z.b}, t {z.long}, d {z.width}', arrays, contenders, flops, moved)
 
 
+def _short_conv(z: Sizes) -> Iterator[Problem]:
+    x, taps = _normal(0, (z.b, z.long, z.width), z.dtype), _normal(1, (4, z.width), jnp.float32)
+
+    def by_library(x: jax.Array, taps: jax.Array) -> jax.Array:
+        wide = jax.lax.conv_general_dilated(
+            x,
+            taps.astype(x.dtype)[:, None],
+            window_strides=(1,),
+            padding=((3, 0),),
+            dimension_numbers=('NTC', 'TIC', 'NTC'),
+            feature_group_count=z.width,
+            preferred_element_type=jnp.float32,
+        )
+        return jax.nn.silu(wide).astype(x.dtype)
+
+    ours = functools.partial(pallas_kernels.short_conv, activation='silu')
+    contenders: dict[str, Contender] = {OURS: ours, **_forms(ours), 'jax.lax.conv_general_dilated': by_library}
+    flops = cost.short_conv(b=z.b, t=z.long, d=z.width, w=4, activation='silu').model.forward.flops
+    size = f'b {z.b}, t {z.long}, d {z.width}, w 4, silu'
+    yield Problem('short_conv', size, {'x': x, 'taps': taps}, contenders, flops, 2 * x.nbytes)
+
+
 def _selective_scan(z: Sizes) -> Iterator[Problem]:
     d, n = z.width, 16
     arrays = {
@@ -410,6 +432,7 @@ _PROBLEMS: dict[str, Callable[[Sizes], Iterator[Problem]]] = {
     'attention': _attention,
     'linear_scan': _linear_scan,
     'long_conv': _long_conv,
+    'short_conv': _short_conv,
     'selective_scan': _selective_scan,
     'linear_attention': _linear_attention,
     'delta_rule': _delta_rule,

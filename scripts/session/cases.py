@@ -12,6 +12,7 @@ CORES = (
     'diagonal_low_rank',
     'selective_scan',
     'linear_scan',
+    'short_conv',
     'softmax',
     'cross_entropy',
     'softmax_topk',

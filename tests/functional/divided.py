@@ -112,6 +112,11 @@ CALLS = {
     'long convolution of few channels': Call(
         cores.long_conv, {'x': noise('x', B, T, 3), 'kernel': noise('kernel', 5, 3)}, {}
     ),
+    'short convolution': Call(
+        cores.short_conv,
+        {'x': noise('x', B, T, D), 'taps': noise('taps', 4, D), 'bias': noise('bias', D)},
+        {'segments': DOCUMENTS, 'activation': 'silu'},
+    ),
     'selective scan': Call(
         cores.selective_scan, SELECTIVE | {'state': noise('state', B, D, N)}, {'segments': DOCUMENTS}
     ),
@@ -158,6 +163,9 @@ CALLS = {
     ),
     'cross entropy': Call(cores.cross_entropy, LOSS, {'labels': LABELS}),
     'cross entropy, every term': Call(cores.cross_entropy, LOSS, {'labels': LABELS, 'z_loss': 0.1, 'soft_cap': 2.0}),
+    'short convolution past the device before': Call(
+        cores.short_conv, {'x': noise('x', B, T, D), 'taps': noise('taps', 7, D)}, {'activation': 'silu'}
+    ),
 }
 
 KERNELS = (

@@ -118,6 +118,19 @@ def test_few_keys_gathered_move_fewer_bytes_than_in_a_ring(monkeypatch):
     assert gathered < moved()
 
 
+def test_a_short_convolution_is_given_the_tokens_at_the_edge_alone():
+    call = divided.CALLS['short convolution']
+    function = divided.compiled(lambda arrays: call.core(**arrays, **call.options), divided.mesh(sequence=2))
+    found = exchanges(function.lower(call.arrays).compile().as_text())
+    assert {exchange.kind for exchange in found} == {'collective-permute'}
+    # Of every row three tokens of all channels, and their documents.
+    assert sum(exchange.bytes for exchange in found) == 4 * divided.B * 3 * (divided.D + 1)
+
+
+def test_the_first_device_sees_nothing_of_the_last_without_documents_too():
+    divided.check('short convolution past the device before', divided.mesh(sequence=2))
+
+
 def test_causal_work_in_a_ring_is_the_same_on_every_device_and_little_of_it_hidden():
     """Of 8 pairs of pieces that two devices have with all keys, five are worked on, two of them half hidden."""
     q = divided.noise('q', 1, 256, 2, 32)

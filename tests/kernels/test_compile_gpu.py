@@ -24,6 +24,7 @@ CEILINGS = {
     'linear_attention': (0, 0.6),
     'linear_scan': (0, 1.05),
     'selective_scan': (0, 2.5),
+    'short_conv': (0, 1.05),
     'softmax': (0, 0.05),
     'softmax_topk': (0, 7.0),
 }

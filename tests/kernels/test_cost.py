@@ -85,6 +85,7 @@ def _arrays(core: str):
         'delta_rule': {'q': q, 'k': q, 'v': v, 'beta': beta, 'log_decay': q},
         'diagonal_low_rank': {'q': q, 'k': q, 'v': v, 'a': q, 'b': q, 'log_decay': q},
         'linear_scan': {'x': rows, 'decay': rows},
+        'short_conv': {'x': draw(2, 50, 256), 'taps': draw(4, 256), 'bias': draw(256)},
         'selective_scan': {'x': rows, 'dt': rows, 'A': draw(256, 16), 'B': draw(2, 1, 16), 'C': draw(2, 1, 16)},
         'softmax': {'x': draw(64, 256)},
         'cross_entropy': {'hidden': draw(64, 128), 'embedding': draw(1000, 128)},
@@ -109,6 +110,7 @@ def entry(core: str, arrays, **options) -> dispatch.Entry:
         'diagonal_low_rank',
         'linear_scan',
         'selective_scan',
+        'short_conv',
         'softmax',
         'cross_entropy',
     ],
@@ -228,11 +230,16 @@ CALLS = {
         'state': (B, 24, 16),
     },
     'long_conv': {'x': (B, T, 24), 'kernel': (100, 24)},
+    'short_conv': {'x': (B, T, 24), 'taps': (4, 24), 'bias': (24,)},
     'softmax': {'x': (64, 200)},
     'softmax_topk': {'x': (64, 200)},
     'cross_entropy': {'hidden': (64, 32), 'embedding': (500, 32)},
 }
-GIVEN = {'softmax_topk': {'k': 5}, 'cross_entropy': {'labels': np.zeros(64, np.int32)}}
+GIVEN = {
+    'short_conv': {'activation': 'silu'},
+    'softmax_topk': {'k': 5},
+    'cross_entropy': {'labels': np.zeros(64, np.int32)},
+}
 READ = {'softmax': ['y'], 'linear_scan': ['decay', 'state', 'y'], 'attention': ['q', 'k', 'v', 'y']}
 """What is read of arguments and results for the gradients, where it is not the arguments."""
 
@@ -282,6 +289,8 @@ BY_HAND = {
     'linear_scan': (0, 0),
     'selective_scan': (B * T * 24 * 16, 0),
     'long_conv': (0, 0),
+    # Of sums that are no result, and cannot be kept.
+    'short_conv': (B * T * 24, B * T * 24),
     'softmax': (64 * 200, 0),
     # The weights of all that is not among the largest are no result, and cannot be kept.
     'softmax_topk': (64 * 200, 64 * 200),
@@ -337,7 +346,7 @@ def exponentials(jaxpr) -> int:
         ]
         inner = [exponentials(getattr(part, 'jaxpr', part)) for part in parts]
         match equation.primitive.name:
-            case 'exp':
+            case 'exp' | 'logistic':
                 found += equation.outvars[0].aval.size
             case 'scan':
                 found += equation.params['length'] * sum(inner)

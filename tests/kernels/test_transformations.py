@@ -14,7 +14,7 @@ import pallas_kernels
 from attnlab.testing.tolerances import assert_close
 from pallas_kernels import dispatch, target
 
-SHARED = ('A', 'D', 'embedding', 'kernel')
+SHARED = ('A', 'D', 'bias', 'embedding', 'kernel', 'taps')
 """The arguments that all rows of a batch share."""
 
 CASES = {
@@ -28,6 +28,7 @@ CASES = {
     'delta_rule': 'scalar',
     'diagonal_low_rank': 'vector',
     'cross_entropy': 'prime',
+    'short_conv': 'packed',
 }
 HEADS = {'attention': 2, 'linear_attention': 2, 'delta_rule': 2, 'diagonal_low_rank': 2}
 """The axis along which heads run, in the cores that have them; in a state it is one."""
@@ -189,7 +190,8 @@ def parted(core, function, over):
             return found if isinstance(found, tuple) else (found,)
 
         mesh = jax.make_mesh((2,), ('part',), axis_types=(jax.sharding.AxisType.Auto,))
-        names = ('o',) if core in ('attention', 'long_conv', 'softmax', 'cross_entropy') else ('o', 'state')
+        alone = ('attention', 'long_conv', 'short_conv', 'softmax', 'cross_entropy')
+        names = ('o',) if core in alone else ('o', 'state')
         # Kernels do not say along which axes of the mesh their results vary.
         return jax.shard_map(
             part,
@@ -212,6 +214,7 @@ NO_TOKENS = {
     'attention': {'q': (2, 0, 4, 8), 'k': (2, 0, 2, 8), 'v': (2, 0, 2, 8)},
     'linear_scan': {'x': (2, 0, 5), 'decay': (2, 0, 5), 'state': (2, 5)},
     'long_conv': {'x': (2, 0, 5), 'kernel': (3, 5)},
+    'short_conv': {'x': (2, 0, 5), 'taps': (3, 5), 'bias': (5,)},
     'selective_scan': {
         'x': (2, 0, 5),
         'dt': (2, 0, 5),

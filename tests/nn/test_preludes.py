@@ -7,6 +7,7 @@ from flax import nnx
 from attnlab.errors import UserError
 from attnlab.nn.preludes import ShortConv
 from attnlab.testing.noise import noise
+from pallas_kernels import dispatch
 
 
 def conv_of_ones(taps: list[float], **kwargs) -> ShortConv:
@@ -81,3 +82,14 @@ def test_sums_are_rounded_once():
     x = noise(2, 9, 3, dtype=jnp.bfloat16)
     exact, _ = conv(x.astype(jnp.float32), None)
     np.testing.assert_array_equal(conv(x, None)[0], exact.astype(jnp.bfloat16))
+
+
+def test_without_a_state_it_is_the_core_whose_activation_it_has():
+    def cores_of(*, decoding: bool = False, **kwargs) -> list[str]:
+        conv = ShortConv(3, rngs=nnx.Rngs(0), **kwargs)
+        with dispatch.ledger() as entries:
+            conv(noise(1, 9, 3), None, conv.init_state(1, jnp.float32) if decoding else None)
+        return [entry.core for entry in entries]
+
+    assert cores_of() == cores_of(activation=None) == ['short_conv']
+    assert cores_of(activation='relu') == cores_of(decoding=True) == []

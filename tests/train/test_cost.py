@@ -41,22 +41,28 @@ def gla(length):
     return 3 * (projections + MLP) + (5 + 11) * 4 * 8 * 16
 
 
+def conv(channels, *, silu):
+    """Four taps and a bias, forward and for two gradients; a SiLU, its sum again, and its slope."""
+    taken, back = 2 * 4 + 1, 2 * 2 * 4 + 1
+    return channels * (taken + back + (2 + (taken + 2) + 5 if silu else 0))
+
+
 def mamba(length):
     """Twice the width, 16 numbers of state a channel, steps through 4 channels; no MLP."""
     d = 2 * DIM
     projections = 2 * (DIM * 2 * d + d * DIM + d * (4 + 2 * 16) + 4 * d)
-    return 3 * projections + d * ((6 + 15) * 16 + 3 + 6)
+    return 3 * projections + conv(d, silu=True) + d * ((6 + 15) * 16 + 3 + 6)
 
 
 def mamba2(length):
     """Twice the width in 2 heads with a state of 128 x 64, of which they share keys and queries; no MLP."""
     projections = 2 * (DIM * (2 * 2 * DIM + 2 * 128 + 2) + 2 * DIM * DIM)
-    return 3 * projections + (5 + 11) * 2 * 128 * 64
+    return 3 * projections + conv(2 * DIM + 2 * 128, silu=True) + (5 + 11) * 2 * 128 * 64
 
 
 def rg_lru(length):
     """A gate, a lift, an output, and two gates in 16 blocks."""
-    return 3 * (2 * (3 * DIM * DIM + 2 * 16 * 4 * 4) + MLP) + (2 + 3) * DIM
+    return 3 * (2 * (3 * DIM * DIM + 2 * 16 * 4 * 4) + MLP) + conv(DIM, silu=False) + (2 + 3) * DIM
 
 
 @pytest.mark.parametrize('length', [256, 2048, 8192])

@@ -73,7 +73,8 @@ def test_kernels_serve_the_recipes_that_say_so(recipe: Recipe, implementation: s
     for layer in (mixer for place, mixer in enumerate(pattern) if mixer not in pattern[:place]):
         with target.compiling_for(here), dispatch.ledger() as entries:
             shapes(functools.partial(build(layer), 512), x, recipe.grid)
-        chosen |= {entry.implementation for entry in entries}
+        # A prelude is not told `implementation`, and its core has no kernel for TPUs.
+        chosen |= {entry.implementation for entry in entries if entry.core != 'short_conv'}
     if implementation in recipe.implementations or not recipe.implementations:
         assert chosen == ({implementation} if recipe.implementations else set())
     else:  # Of several cores some may have a kernel.
