@@ -68,13 +68,12 @@ def pull(numbers: jax.Array, reads: jax.Array, writes: jax.Array, held: jax.Arra
     queries from t on, and in the writes of keys before t. `reads` and `writes`, `b h 2 l c`, are `q dq` and `k dk` of
     scores and of the state, and `held` is the product of the state before a chunk and the gradient of that after it.
     """
-    run, c = numbers[..., RUN, :], numbers.shape[-1]
-    # Rows are what is summed up, for every step as a column: a GPU adds columns of 64 faster than rows.
-    later = jnp.tril(jnp.ones((1, 1, 1, c, c), bool))
-    of_run = later & (run[..., :, None] == run[..., None, :])
-    within = jnp.where(of_run, (reads[:, :, 0] - writes[:, :, 0])[..., None], 0)
-    across = jnp.where(later, reads[:, :, 1][..., None], writes[:, :, 1][..., None])
-    sums = jnp.sum(within + across, axis=-2) + numbers[..., FACTOR, :] * held[..., None]
+    run, c = numbers[..., RUN, :, None], numbers.shape[-1]
+    later = jnp.triu(jnp.ones((1, 1, 1, c, c), bool))
+    of_run = later & (run == run.swapaxes(-1, -2))
+    within = jnp.where(of_run, (reads[:, :, 0] - writes[:, :, 0])[..., None, :], 0)
+    across = jnp.where(later, reads[:, :, 1][..., None, :], writes[:, :, 1][..., None, :])
+    sums = jnp.sum(within + across, axis=-1) + numbers[..., FACTOR, :] * held[..., None]
     return (sums * numbers[..., KEPT, :]).reshape(*sums.shape[:2], -1)
 
 
