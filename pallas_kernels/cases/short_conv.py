@@ -35,6 +35,7 @@ CASES = {
     'seven': Case(b=1, t=67, d=384, w=7, activation='identity'),
     'a tap, wide': Case(b=1, t=67, d=256, w=1, bias=True),
     'long': Case(b=2, t=130, d=256, w=4, documents=(((1, 63), (2, 2), (3, 65)), ((1, 128), (2, 2)))),
+    'channels of two tiles': Case(b=2, t=37, d=200, w=4, bias=True, documents=drawing.PACKED_37),
     'odd channels': Case(b=2, t=37, d=5, w=4, bias=True, documents=drawing.PACKED_37),
     'many taps': Case(b=1, t=37, d=128, w=9),
 }
@@ -50,6 +51,7 @@ KERNEL = (
     'seven',
     'a tap, wide',
     'long',
+    'channels of two tiles',
 )
 """The cases that every kernel serves."""
 

@@ -26,6 +26,9 @@ ROWS = 64
 CHANNELS = 256, 128
 """Channels of a tile, two or one a thread."""
 
+ALIGNED = 16
+"""The bytes at whose multiples copies of tiles begin in a row, and rows in memory."""
+
 TAPS = 8
 """The most taps: inputs that are still needed are in registers."""
 
@@ -49,15 +52,16 @@ def form(here: Target, activation: str) -> vjp.Convolution:
 def refusal(here: Target, x: jax.Array, taps: jax.Array, bias: jax.Array | None) -> str | None:
     """The reason why the call cannot be served, or `None`."""
     b, t, d = x.shape
-    grid = {'b': b, 'tile': pl.cdiv(t, ROWS), 'd': pl.cdiv(d, CHANNELS[-1])}
+    grid, least, multiple = {'b': b, 'tile': pl.cdiv(t, ROWS), 'd': d}, CHANNELS[-1], ALIGNED // x.dtype.itemsize
     reason = launch.capability_refusal(here) or launch.grid_refusal(**grid)
     if reason is not None:
         return reason
     dtype = precision.accumulator(x, taps, bias)
     if dtype != jnp.float32:
         return f'it would be computed in {dtype}; expected operands of at most float32'
-    if 0 in x.shape or d % CHANNELS[-1]:
-        return f'x has shape {x.shape}; expected no dimension of size zero, and a multiple of {CHANNELS[-1]} channels'
+    if 0 in x.shape or d < least or d % multiple:
+        expected = f'at least {least} channels and a multiple of {multiple}'
+        return f'x has shape {x.shape}; expected no dimension of size zero, {expected}'
     if taps.shape[0] > TAPS:
         return f'there are {taps.shape[0]} taps; expected at most {TAPS}'
     return None
@@ -73,7 +77,7 @@ def _forward(
     def body(x_ref: Any, taps_ref: Any, *rest: Any) -> None:
         *bias_ref, reach_ref, y_ref = rest
         at, place, column = (jax.lax.axis_index(name) for name in GRID)
-        start, channels, shared = place * ROWS, pl.ds(column * lanes, lanes), at % reach.shape[0]
+        start, channels, shared = place * ROWS, _channels(column, lanes, d), at % reach.shape[0]
 
         def run(tile: Any, arrived: Any) -> None:
             plgpu.copy_gmem_to_smem(x_ref.at[at, pl.ds(start, ROWS), channels], tile, arrived)
@@ -104,7 +108,7 @@ def _forward(
         out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
         name='short_conv',
         cost=_cost(x, taps, bias, activation).forward,
-        grid=(b, tiles, d // lanes),
+        grid=(b, tiles, pl.cdiv(d, lanes)),
         grid_names=GRID,
         compiler_params=PARAMETERS,
     )(x, taps, *([] if bias is None else [bias]), reach)
@@ -127,7 +131,7 @@ def _backward(
     def body(x_ref: Any, taps_ref: Any, *rest: Any) -> None:
         *bias_ref, reach_ref, dy_ref, dx_ref, sums_ref = rest
         at, place, column = (jax.lax.axis_index(name) for name in GRID)
-        start, channels, shared = place * ROWS, pl.ds(column * lanes, lanes), at % reach.shape[0]
+        start, channels, shared = place * ROWS, _channels(column, lanes, d), at % reach.shape[0]
 
         def run(tile: Any, gradients: Any, arrived: Any) -> None:
             steps = pl.ds(start, ROWS)
@@ -192,7 +196,7 @@ def _backward(
         ),
         name='short_conv_gradients',
         cost=_cost(x, taps, bias, activation).backward,
-        grid=(b, tiles, d // lanes),
+        grid=(b, tiles, pl.cdiv(d, lanes)),
         grid_names=GRID,
         compiler_params=PARAMETERS,
     )(x, taps, *([] if bias is None else [bias]), reach, dy)
@@ -208,7 +212,13 @@ def _cost(x: jax.Array, taps: jax.Array, bias: jax.Array | None, activation: str
 
 
 def _lanes(d: int) -> int:
-    return next(count for count in CHANNELS if d % count == 0)
+    """The channels of a tile by which fewest are computed, of as many the more."""
+    return min((count for count in CHANNELS if count <= d), key=lambda count: pl.cdiv(d, count) * count)
+
+
+def _channels(column: Any, lanes: int, d: int) -> Any:
+    """Those of a tile; the last shares some with the one before where they do not divide, and both write the same."""
+    return pl.ds(jnp.minimum(column * lanes, d - lanes), lanes)
 
 
 def _filled(array: jax.Array) -> jax.Array:

@@ -93,7 +93,8 @@ def test_the_portable_form_serves_what_the_kernel_does_not(name):
         (np.zeros((2, 0, 128), np.float32), np.zeros((4, 128), np.float32), 'expected no dimension of size zero'),
         (np.zeros((2, 3, 128)), np.zeros((4, 128), np.float32), 'computed in float64; expected operands of at most'),
         (np.zeros((2, 3, 128), np.float32), np.zeros((4, 128)), 'computed in float64; expected operands of at most'),
-        (np.zeros((2, 3, 100), np.float32), np.zeros((4, 100), np.float32), 'a multiple of 128 channels'),
+        (np.zeros((2, 3, 100), np.float32), np.zeros((4, 100), np.float32), 'at least 128 channels'),
+        (np.zeros((2, 3, 130), np.float32), np.zeros((4, 130), np.float32), 'a multiple of 4'),
         (np.zeros((2, 3, 128), np.float32), np.zeros((9, 128), np.float32), 'there are 9 taps; expected at most 8'),
     ],
 )
