@@ -29,9 +29,14 @@ from pallas_kernels.mosaic_gpu.products_sm90 import accumulate, multiply
 from pallas_kernels.target import Target
 
 MOST = 2 * TILE
-"""Key channels: a program holds those of a chunk, and sums of their gradients in registers."""
+"""The most key channels: a program holds those of a chunk, and sums of their gradients in registers."""
 
 GRID = ('b', 'h', 'chunk')
+
+
+def serves(q: jax.Array, k: jax.Array) -> bool:
+    """Whether `gradients` does: few channels, and no more heads of queries than of keys, which a program reads once."""
+    return k.shape[3] <= MOST and q.shape[TIME_FIRST.heads] <= k.shape[TIME_FIRST.heads]
 
 
 def gradients(
@@ -58,8 +63,6 @@ def gradients(
     members, width = h // groups, 2 * TILE if channels % (2 * TILE) == 0 else TILE
     turns = channels // width
     steps_of_all = members * turns
-    # Else they are those of all heads of the group, and read once.
-    q_varies = q.shape[TIME_FIRST.heads] > groups
     # Of a tile of dO, which nothing reads any more and no copy refills.
     in_place = steps_of_all == 1 and dv_type == dtype
 
@@ -80,26 +83,24 @@ def gradients(
         def head(member: Any) -> Any:
             return group * members + member
 
-        def of_heads(array: jax.Array, size: int, *, whole: bool = False) -> Any:
-            """Channels of one head after the other, or of the group that it is in; all of them, or those of a turn."""
+        def of_heads(array: jax.Array) -> Any:
+            """The channels of a turn of one head after the other, or of the group that it is in."""
             shared = h // array.shape[TIME_FIRST.heads]
             return plgpu.BlockSpec(
-                (TILE, None, size),
-                lambda member, turn: (chunk, jax.lax.div(head(member), shared), 0 if whole else turn),
+                (TILE, None, width),
+                lambda member, turn: (chunk, jax.lax.div(head(member), shared), turn),
                 transforms=swizzled(dtype),
             )
 
         def run(k_tile: Any, q_tile: Any, dv_tile: Any, totals: Any, arrived: Any) -> None:
-            def step(indices: Any, v_tile: Any, do_tile: Any, dstate: Any, numbers: Any, *rest: Any) -> tuple[Any, ...]:
-                *tiles, (sums, *partial) = rest
-                of_q = tiles[0] if tiles else q_tile
-                member, turn = indices
+            def step(indices: Any, v_tile: Any, do_tile: Any, dstate: Any, numbers: Any, carry: Any) -> tuple[Any, ...]:
+                (member, turn), (sums, *partial) = indices, carry
                 if steps_of_all == 1:
                     plgpu.barrier_wait(arrived)
                 dscores, *written = partial or (None,)
                 scores, dscores = accumulate(
                     here,
-                    (None, [(k_tile, of_q.transpose((1, 0)))]),
+                    (None, [(k_tile, q_tile.transpose((1, 0)))]),
                     (dscores, [(v_tile, do_tile.transpose((1, 0)))]),
                 )
                 between = times(scale, decays_between(numbers, BACKWARD))
@@ -134,7 +135,7 @@ def gradients(
                     plgpu.commit_smem()
                     for place, total in enumerate(totals):
                         plgpu.copy_smem_to_gmem(total, sums_ref.at[at, head(member), place, steps])
-                    return multiply(here, of_queries, of_q, sums + written)
+                    return multiply(here, of_queries, q_tile, sums + written)
 
                 if turns == 1:
                     return (end(sums, dscores, found),)
@@ -148,13 +149,12 @@ def gradients(
                 )
 
             plgpu.copy_gmem_to_smem(TIME_FIRST.of_head(k_ref, at, group).at[steps], k_tile, arrived)
-            if not q_varies:
-                plgpu.copy_gmem_to_smem(TIME_FIRST.of_group(q_ref, at, group, groups, q).at[steps], q_tile, arrived)
+            plgpu.copy_gmem_to_smem(TIME_FIRST.of_group(q_ref, at, group, groups, q).at[steps], q_tile, arrived)
             if steps_of_all > 1:
                 plgpu.barrier_wait(arrived)
             specs = [
-                of_heads(v, width),
-                of_heads(do, width),
+                of_heads(v),
+                of_heads(do),
                 plgpu.BlockSpec(
                     (None, None, width_of_keys, width),
                     lambda member, turn: (head(member), chunk, 0, turn),
@@ -162,10 +162,6 @@ def gradients(
                 ),
                 plgpu.BlockSpec((None, None, COUNT, TILE), lambda member, turn: (head(member), chunk, 0, 0)),
             ]
-            refs = [v_ref.at[at], do_ref.at[at], dstates_ref.at[at], rows_ref.at[at]]
-            if q_varies:
-                specs.append(of_heads(q, width_of_keys, whole=True))
-                refs.append(q_ref.at[at])
             nothing = () if turns == 1 else (zeros(), zeros(width_of_keys))
             total, *_ = plgpu.emit_pipeline(
                 step,
@@ -173,7 +169,7 @@ def gradients(
                 in_specs=specs,
                 max_concurrent_steps=2 if steps_of_all > 1 and width == TILE else 1,
                 init_carry=(zeros(width_of_keys), *nothing),
-            )(*refs)
+            )(v_ref.at[at], do_ref.at[at], dstates_ref.at[at], rows_ref.at[at])
             k_tile[...] = total.astype(dtype)
             write(k_tile, TIME_FIRST.of_head(dk_ref, at, group).at[steps])
 
@@ -183,10 +179,10 @@ def gradients(
         pl.run_scoped(
             run,
             tile(width_of_keys, dtype),
-            None if q_varies else tile(width_of_keys, dtype),
+            tile(width_of_keys, dtype),
             None if in_place else tile(width, dv_type),
             [plgpu.SMEM((TILE,), jnp.float32)] * 2,
-            plgpu.Barrier(num_arrivals=1 if q_varies else 2),
+            plgpu.Barrier(num_arrivals=2),
         )
 
     dk, dv, sums = launch.kernel(

@@ -2,8 +2,8 @@
 
 `sweep` runs over the chunks of a sequence in order and writes the state at each, backward, from the last chunk to the
 first, the gradients of these. The others then process all chunks at once: `read` what queries read of the states, and
-backward `read_gradients` the gradients of queries, and `gradients` those of keys and values together; for keys of more
-than 128 channels `read` and `read_gradients` find these apart. Only the arguments are kept for the backward pass; the
+backward `read_gradients` the gradients of queries, and `gradients` those of keys and values together; where it does not
+serve `read` and `read_gradients` find these apart. Only the arguments are kept for the backward pass; the
 states, in the 16-bit type of products, `t / 64 * k * v` numbers a head, are recomputed.
 
 With decays per key channel, all that depends on these is computed first, for all chunks at once (see
@@ -70,7 +70,7 @@ def _backward(here: Target, arrays: Arrays, scale: float, kept: None, gradients:
     dstates, dstate = sweep(here, BACKWARD, q, do, rows, dfinal, scale)
     dv_type, decaying = inputs.type_of_gradient(arrays.v), arrays.log_decay is not None
     dq, reads = gradients_of(here, FORWARD, q, k, do, v, states, rows, scale, dstates if decaying else None)
-    if state.shape[2] <= of_keys_and_values.MOST:
+    if of_keys_and_values.serves(q, k):
         dk, dv, writes = of_keys_and_values.gradients(here, q, k, v, do, dstates, rows, dv_type, scale)
     else:
         dv = read(here, BACKWARD, k, q, do, dstates, rows, dv_type, TIME_FIRST, scale)
