@@ -52,7 +52,8 @@ def form(here: Target, activation: str) -> vjp.Convolution:
 def refusal(here: Target, x: jax.Array, taps: jax.Array, bias: jax.Array | None) -> str | None:
     """The reason why the call cannot be served, or `None`."""
     b, t, d = x.shape
-    grid, least, multiple = {'b': b, 'tile': pl.cdiv(t, ROWS), 'd': d}, CHANNELS[-1], ALIGNED // x.dtype.itemsize
+    least, multiple = CHANNELS[-1], ALIGNED // x.dtype.itemsize
+    grid = {'b': b, 'tile': pl.cdiv(t, ROWS), 'd': pl.cdiv(d, least)}
     reason = launch.capability_refusal(here) or launch.grid_refusal(**grid)
     if reason is not None:
         return reason
