@@ -200,7 +200,7 @@ def _short_conv(z: Sizes) -> Iterator[Problem]:
             taps.astype(x.dtype)[:, None],
             window_strides=(1,),
             padding=((3, 0),),
-            dimension_numbers=('NTC', 'TIC', 'NTC'),
+            dimension_numbers=('NTC', 'TIO', 'NTC'),
             feature_group_count=z.width,
             preferred_element_type=jnp.float32,
         )
