@@ -61,19 +61,28 @@ def rows(log_decay: jax.Array | None, starts: jax.Array | None, t: int, length: 
     return jnp.stack([jnp.broadcast_to(jnp.asarray(row, jnp.float32), shape) for row in found], axis=3)
 
 
-def pull(numbers: jax.Array, reads: jax.Array, writes: jax.Array, held: jax.Array) -> jax.Array:
-    """The gradients of the log decays of `rows`, `b h t`.
+def pull(numbers: jax.Array, reads: jax.Array, writes: jax.Array) -> jax.Array:
+    """What the steps of its chunk give to the gradient of the log decay of each, `b h l c`.
 
     The decay of step t is in every score of a query at or after t and a key before t, in the reads of the state by
     queries from t on, and in the writes of keys before t. `reads` and `writes`, `b h 2 l c`, are `q dq` and `k dk` of
-    scores and of the state, and `held` is the product of the state before a chunk and the gradient of that after it.
+    scores and of the state.
     """
     run, c = numbers[..., RUN, :, None], numbers.shape[-1]
     later = jnp.triu(jnp.ones((1, 1, 1, c, c), bool))
     of_run = later & (run == run.swapaxes(-1, -2))
     within = jnp.where(of_run, (reads[:, :, 0] - writes[:, :, 0])[..., None, :], 0)
     across = jnp.where(later, reads[:, :, 1][..., None, :], writes[:, :, 1][..., None, :])
-    sums = jnp.sum(within + across, axis=-1) + numbers[..., FACTOR, :] * held[..., None]
+    return jnp.sum(within + across, axis=-1)
+
+
+def gradients(numbers: jax.Array, sums: jax.Array, held: jax.Array) -> jax.Array:
+    """The gradients of the log decays of `rows`, `b h t`.
+
+    `sums`, `b h l c`, are what steps of their chunk give (see `pull`), and `held`, `b h l`, is the product of the state
+    before a chunk and the gradient of that after it.
+    """
+    sums = sums + numbers[..., FACTOR, :] * held[..., None]
     return (sums * numbers[..., KEPT, :]).reshape(*sums.shape[:2], -1)
 
 

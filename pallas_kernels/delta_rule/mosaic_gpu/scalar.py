@@ -52,7 +52,7 @@ def backward(here: Target, arrays: Arrays, scale: float, kept: None, gradients: 
         here, given, _factor(inputs.rows), fill(gradients[1]), backward=True, layout=TIME_FIRST
     )
     missing = chunks.missing(here, solved.inverse, dvalues, v, beta, rounded(arrays.v))
-    dq, reads = query_gradients(here, FORWARD, q, k, do, values, states, rows, scale)
+    dq, (reads,) = query_gradients(here, FORWARD, q, k, do, values, states, rows, scale)
     dk, sums = key_gradients(
         here, q, k, do, values, missing.dmissing, states, dstates, beta, rows, rounded(arrays.k), scale
     )
@@ -81,7 +81,7 @@ def _decay_gradient(rows: jax.Array, beta: jax.Array, reads: jax.Array, sums: Su
     """Those of log decays, `b h t`; what keys read is taken off what is written."""
     by_keys = jnp.stack([sums.within, sums.across], axis=2) * beta[:, :, :, 0][:, :, None]
     writes = jnp.stack([sums.written, sums.kept], axis=2)
-    return decays.pull(rows, reads - by_keys, writes, sums.held)
+    return decays.gradients(rows, reads + decays.pull(rows, -by_keys, writes), sums.held)
 
 
 def _strengths(arrays: Arrays, inputs: Inputs) -> jax.Array:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.cost import Cost
 from pallas_kernels.matrix_state.decays import COUNT, WRITE
-from pallas_kernels.matrix_state.mosaic_gpu.reads import BACKWARD, decays_between, times
+from pallas_kernels.matrix_state.mosaic_gpu.reads import BACKWARD, decay_gradients, decays_between, times
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     NAMED_LAYOUTS,
     TILE,
@@ -50,13 +50,13 @@ def gradients(
     dv_type: Any,
     scale: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """dk, summed over the heads that share a key, dv of every head, and of every head the products `k dk`.
+    """dk, summed over the heads that share a key, dv of every head, and what keys give to the gradients of log decays.
 
         dV = (scale Q K^T * D)^T dO + writes (K dS),   dK = (scale dO V^T * D)^T Q + writes (V dS^T)
 
     with decays D and the gradient dS of the state after the chunk, `dstates`, `b h l k v`, which the scale is in
-    already. All others are `b t h k`. The products, `b h 2 l c`, are summed over channels: the parts from other steps
-    of the chunk and from the state. A program goes over the heads that share a key, and sums in float32.
+    already. All others are `b t h k`. The last is `b h l c`, of every head (see `reads.decay_gradients`). A program
+    goes over the heads that share a key, and sums in float32.
     """
     b, h, count, width_of_keys, channels = dstates.shape
     groups, dtype = k.shape[TIME_FIRST.heads], k.dtype
@@ -92,7 +92,7 @@ def gradients(
                 transforms=swizzled(dtype),
             )
 
-        def run(k_tile: Any, q_tile: Any, dv_tile: Any, totals: Any, arrived: Any) -> None:
+        def run(k_tile: Any, q_tile: Any, dv_tile: Any, within: Any, across: Any, total: Any, arrived: Any) -> None:
             def step(indices: Any, v_tile: Any, do_tile: Any, dstate: Any, numbers: Any, carry: Any) -> tuple[Any, ...]:
                 (member, turn), (sums, *partial) = indices, carry
                 if steps_of_all == 1:
@@ -128,13 +128,12 @@ def gradients(
                 def end(sums: jax.Array, dscores: jax.Array, written: jax.Array) -> jax.Array:
                     """Adds what a head gives, once its products over all channels of the state are summed."""
                     written = written * along(numbers, WRITE, 0, width_of_keys)
-                    of_queries, within = early or weighed(dscores)
-                    across = jnp.sum(load(k_tile) * written, axis=1)
-                    for total, array in zip(totals, (within, across), strict=True):
-                        total[...] = array
+                    of_queries, within[...] = early or weighed(dscores)
+                    across[...] = jnp.sum(load(k_tile) * written, axis=1)
                     plgpu.commit_smem()
-                    for place, total in enumerate(totals):
-                        plgpu.copy_smem_to_gmem(total, sums_ref.at[at, head(member), place, steps])
+                    total[...] = decay_gradients(numbers, BACKWARD, within, across)
+                    plgpu.commit_smem()
+                    plgpu.copy_smem_to_gmem(total, sums_ref.at[at, head(member), steps])
                     return multiply(here, of_queries, q_tile, sums + written)
 
                 if turns == 1:
@@ -181,7 +180,7 @@ def gradients(
             tile(width_of_keys, dtype),
             tile(width_of_keys, dtype),
             None if in_place else tile(width, dv_type),
-            [plgpu.SMEM((TILE,), jnp.float32)] * 2,
+            *[plgpu.SMEM((TILE,), jnp.float32)] * 3,
             plgpu.Barrier(num_arrivals=2),
         )
 
@@ -191,7 +190,7 @@ def gradients(
         out_type=(
             jax.ShapeDtypeStruct(k.shape, dtype),
             jax.ShapeDtypeStruct(do.shape, dv_type),
-            jax.ShapeDtypeStruct((b, h, 2, count * TILE), jnp.float32),
+            jax.ShapeDtypeStruct((b, h, count * TILE), jnp.float32),
         ),
         name='linear_attention_gradients',
         cost=Cost(
@@ -202,4 +201,4 @@ def gradients(
         grid_names=GRID,
         compiler_params=NAMED_LAYOUTS,
     )(q, k, v, do, dstates, rows)
-    return dk, dv, sums.reshape(b, h, 2, count, TILE)
+    return dk, dv, sums.reshape(b, h, count, TILE)

@@ -74,8 +74,8 @@ def _backward(here: Target, arrays: Arrays, scale: float, kept: None, gradients:
         dk, dv, writes = of_keys_and_values.gradients(here, q, k, v, do, dstates, rows, dv_type, scale)
     else:
         dv = read(here, BACKWARD, k, q, do, dstates, rows, dv_type, TIME_FIRST, scale)
-        dk, writes = gradients_of(here, BACKWARD, k, q, v, do, dstates, rows, scale)
-    dlog_decay = decays.pull(rows, reads, writes, jnp.sum(reads[:, :, 2], axis=-1)) if decaying else None
+        dk, (writes,) = gradients_of(here, BACKWARD, k, q, v, do, dstates, rows, scale)
+    dlog_decay = decays.gradients(rows, reads[0] + writes, jnp.sum(reads[1], axis=-1)) if decaying else None
     t, (key_size, value_size) = arrays.q.shape[1], arrays.state.shape[2:]
     return Arrays(
         q=TIME_FIRST.cut(dq, t, key_size),

@@ -11,7 +11,13 @@ import jax.numpy as jnp
 
 from pallas_kernels.cost import Cost
 from pallas_kernels.matrix_state.decays import COUNT
-from pallas_kernels.matrix_state.mosaic_gpu.reads import GRID, Direction, decays_between, times
+from pallas_kernels.matrix_state.mosaic_gpu.reads import (
+    GRID,
+    Direction,
+    decay_gradients,
+    decays_between,
+    times,
+)
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     NAMED_LAYOUTS,
     TILE,
@@ -41,19 +47,19 @@ def gradients(
     numbers: jax.Array,
     scale: float = 1.0,
     others: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, list[jax.Array]]:
     """dx, `scale ((dz z^T * decays) y + reads (dz state^T))` of every chunk, summed over the heads that share x.
 
-    x, y, z and dz are `b t h k`, and dx is as x. Also `x dx` of every head, summed over channels, `b h 2 l c`: the
-    parts from other steps of the chunk and from the state. With `others`, states too, there are three of these, of
-    which the last is, summed over the chunk, the product of both. Going backward, states are gradients, which the scale
-    is in already. A program goes over the heads of a group, and sums in float32.
+    x, y, z and dz are `b t h k`, and dx is as x. Also, each `b h l c`, what this gives to the gradients of log decays
+    of every head (see `reads.decay_gradients`), and with `others`, states too, what is, summed over the chunk, the
+    product of both. Going backward, states are gradients, which the scale is in already. A program goes over the heads
+    of a group, and sums in float32.
     """
     b, h, count, k, v = states.shape
     groups, dtype, parts = x.shape[TIME_FIRST.heads], x.dtype, k // TILE
     members, width = h // groups, 2 * TILE if v % (2 * TILE) == 0 else TILE
     turns, held = v // width, others is not None
-    kinds = 2 + held
+    kinds = 1 + held
     of_states = 1.0 if direction.backward else scale
     # Else it is that of all heads of the group, and read once.
     y_varies = y.shape[TIME_FIRST.heads] > groups
@@ -75,7 +81,7 @@ def gradients(
                 transforms=swizzled(dtype),
             )
 
-        def run(x_tile: Any, y_tile: Any, totals: Any, arrived: Any) -> None:
+        def run(x_tile: Any, y_tile: Any, products: Any, totals: Any, arrived: Any) -> None:
             def finish(
                 member: Any, of_y: Any, numbers: Any, sums: Any, dscores: Any, reads: Any, *both: Any
             ) -> jax.Array:
@@ -85,9 +91,12 @@ def gradients(
                 apart = iota(0) != iota(1)
                 scores = multiply(here, x_tile, of_y.transpose((1, 0)))
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                within = jnp.sum(jnp.where(apart, scores * dscores, 0), axis=1)
-                across = jnp.sum(load(x_tile) * reads, axis=1)
-                for total, array in zip(totals, (within, across, *both), strict=True):
+                within, across = products
+                within[...] = jnp.sum(jnp.where(apart, scores * dscores, 0), axis=1)
+                across[...] = jnp.sum(load(x_tile) * reads, axis=1)
+                plgpu.commit_smem()
+                by_step = decay_gradients(numbers, direction, within, across)
+                for total, array in zip(totals, (by_step, *both), strict=True):
                     total[...] = array
                 # Ordinary reads of a slot must finish before the commit, after which copies may refill it.
                 plgpu.commit_smem()
@@ -159,6 +168,7 @@ def gradients(
             run,
             shared_tile(dtype),
             None if y_varies else shared_tile(dtype),
+            [plgpu.SMEM((TILE,), jnp.float32)] * 2,
             [plgpu.SMEM((TILE,), jnp.float32)] * kinds,
             plgpu.Barrier(num_arrivals=1 if y_varies else 2),
         )
@@ -179,4 +189,4 @@ def gradients(
         grid_names=GRID,
         compiler_params=NAMED_LAYOUTS,
     )(x, y, dz, z, states, numbers, *([others] if held else []))
-    return dx, jnp.sum(sums, axis=2).reshape(b, h, kinds, count, TILE)
+    return dx, [jnp.sum(sums[:, :, :, kind], axis=2).reshape(b, h, count, TILE) for kind in range(kinds)]

@@ -18,6 +18,7 @@ from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     along_channels,
     iota,
     shared_tile,
+    spread,
     write,
     zeros,
 )
@@ -184,3 +185,18 @@ def decays_between(numbers: Any, direction: Direction) -> jax.Array:
     coarse, fine = (along(numbers, row, query) - along(numbers, row, key) for row in (COARSE, FINE))
     seen = (iota(query) >= iota(key)) & (along(numbers, RUN, query) == along(numbers, RUN, key))
     return jnp.exp(jnp.where(seen, coarse + fine, -jnp.inf))
+
+
+def decay_gradients(numbers: Any, direction: Direction, within: Any, across: Any) -> jax.Array:
+    """What the reads of queries, or the writes of keys, give to the gradients of log decays of the steps of a chunk.
+
+    `within` and `across`, in shared memory, are products of queries or keys with their gradients, of scores and of the
+    state. The decay of a step is in every score of a query at or after it and a key before it, in the reads of the
+    state by queries from it on, and in the writes of keys before it; see `decays.pull`.
+    """
+    step, other = iota(0), iota(1)
+    of_run = (other >= step) & (along(numbers, RUN, 0) == along(numbers, RUN, 1))
+    of_scores = jnp.where(of_run, spread(within, 1), 0)
+    if direction.backward:
+        return jnp.sum(jnp.where(other < step, spread(across, 1), 0) - of_scores, axis=1)
+    return jnp.sum(jnp.where(other >= step, spread(across, 1), 0) + of_scores, axis=1)

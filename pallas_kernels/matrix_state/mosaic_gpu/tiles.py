@@ -127,5 +127,10 @@ def zeros_of_rows() -> jax.Array:
 
 def along(numbers: Any, row: int, axis: int, width: int = TILE) -> jax.Array:
     """One of the rows along an axis of a tile of so many columns."""
-    vector = plgpu.load(numbers.at[row], layout=plgpu.Layout.WGMMA.reduce(1 - axis), optimized=False)
+    return spread(numbers.at[row], axis, width)
+
+
+def spread(numbers: Any, axis: int, width: int = TILE) -> jax.Array:
+    """Numbers in shared memory along an axis of a tile of so many columns."""
+    vector = plgpu.load(numbers, layout=plgpu.Layout.WGMMA.reduce(1 - axis), optimized=False)
     return plgpu.layout_cast(jax.lax.broadcast_in_dim(vector, (TILE, width), (axis,)), plgpu.Layout.WGMMA)
