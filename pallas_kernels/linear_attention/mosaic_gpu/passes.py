@@ -3,8 +3,8 @@
 `sweep` runs over the chunks of a sequence in order and writes the state at each, backward, from the last chunk to the
 first, the gradients of these. The others then process all chunks at once: `read` what queries read of the states, and
 backward `read_gradients` the gradients of queries, and `gradients` those of keys and values together; where it does not
-serve `read` and `read_gradients` find these apart. Only the arguments are kept for the backward pass; the
-states, in the 16-bit type of products, `t / 64 * k * v` numbers a head, are recomputed.
+serve `read` and `read_gradients` find these apart. Only the arguments are kept for the backward pass; the states, in
+the 16-bit type of products, `t / 64 * k * v` numbers a head, are recomputed.
 
 With decays per key channel, all that depends on these is computed first, for all chunks at once (see
 `matrix_state.mosaic_gpu.channel_decays`): 16-bit numbers, `64 + 2 k` a step. The sweep and products remain.

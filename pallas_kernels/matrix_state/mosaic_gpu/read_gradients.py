@@ -11,13 +11,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.cost import Cost
 from pallas_kernels.matrix_state.decays import COUNT
-from pallas_kernels.matrix_state.mosaic_gpu.reads import (
-    GRID,
-    Direction,
-    decay_gradients,
-    decays_between,
-    times,
-)
+from pallas_kernels.matrix_state.mosaic_gpu.reads import GRID, Direction, decay_gradients, decays_between, times
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     NAMED_LAYOUTS,
     TILE,

@@ -191,8 +191,7 @@ def decay_gradients(numbers: Any, direction: Direction, within: Any, across: Any
     """What the reads of queries, or the writes of keys, give to the gradients of log decays of the steps of a chunk.
 
     `within` and `across`, in shared memory, are products of queries or keys with their gradients, of scores and of the
-    state. The decay of a step is in every score of a query at or after it and a key before it, in the reads of the
-    state by queries from it on, and in the writes of keys before it; see `decays.pull`.
+    state; which of them a decay is in, `decays.pull` says.
     """
     step, other = iota(0), iota(1)
     of_run = (other >= step) & (along(numbers, RUN, 0) == along(numbers, RUN, 1))
