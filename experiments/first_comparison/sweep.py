@@ -57,7 +57,7 @@ TASKS = {
         ('recall', 'task=mqar_mixed,conv=1,size=paper'),
         'test/1x/accuracy',
         (1e-3, 3e-3, 1e-2, 3e-2),
-        {'task.problem': spec_of(RECALL), 'length': 64, 'batch_size': 32, 'steps': 240},
+        {'task.problem': spec_of(RECALL), 'length': 64, 'batch_size': 32, 'steps': 2000},
         (1, 2),
         mlp=False,
     ),
@@ -66,7 +66,7 @@ TASKS = {
         ('recall', 'task=parity,size=paper'),
         f'test/{LONG.name}/accuracy',
         (3e-4, 1e-3, 3e-3, 1e-2),
-        {'task.problem': spec_of(Parity(shortest=2)), 'length': 39, 'batch_size': 48, 'steps': 240},
+        {'task.problem': spec_of(Parity(shortest=2)), 'length': 39, 'batch_size': 48, 'steps': 600},
         (1, 2, 4),
     ),
     'listops': Part(
