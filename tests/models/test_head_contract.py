@@ -14,6 +14,7 @@ from attnlab.models.heads.language import LanguageHead
 from attnlab.models.heads.registry import CLASSIFIERS, HEADS, REGRESSORS, HeadRecipe
 from attnlab.testing.heads import Check, HeadSubject, check_head, claimed_of_head
 from attnlab.testing.noise import perturbed
+from pallas_kernels import target
 
 NIGHTLY = ('sampling', 'bfloat16', 'tensor')
 """The checks that compile a program of their own, and so are nightly but for the heads of `ALL`."""
@@ -65,6 +66,19 @@ def test_rows_are_complete():
     for name, recipe in EVERY.items():
         assert 'https://' in recipe.cite and recipe.cost and recipe.normalised == (name not in REGRESSORS), name
         assert recipe.exact or recipe.notes, name
+
+
+@pytest.mark.parametrize('name', ['hierarchical', 'sampled_softmax', 'augment_and_reduce'])
+def test_rows_of_weights_are_looked_up_by_what_gpus_sum_in_order(name):
+    graphdef, state = nnx.split(build(HEADS[name].reduced())(16, 24, rngs=nnx.Rngs(0)))
+    targets = jnp.arange(16).reshape(2, 8)
+
+    def loss(state, hidden):
+        return jnp.sum(nnx.merge(graphdef, state).objective(hidden, targets, jax.random.key(0)))
+
+    with target.compiling_for(target.H100):
+        program = jax.make_jaxpr(jax.grad(loss, allow_int=True))(state, jnp.ones((2, 8, 16)))
+    assert 'scatter-add' not in str(program)
 
 
 class Overconfident(LanguageHead):

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int, Shaped
 
 from attnlab.functional import sampling
 from attnlab.functional.indices import check_indices
+from attnlab.functional.lookup import lookup
 from attnlab.module import Module
 from attnlab.nn.parameter import param
 from attnlab.typing import DropoutKey
@@ -81,7 +82,7 @@ def target_logits(
 ) -> Float[Array, '*b']:
     """The logit of one class per hidden state, in float32 or better."""
     # Cast after the lookup, so that the gradient of the weight accumulates in its own type.
-    rows = weight[targets].astype(hidden.dtype)
+    rows = lookup(weight, targets).astype(hidden.dtype)
     return jnp.sum(wide(hidden) * wide(rows), axis=-1)
 
 

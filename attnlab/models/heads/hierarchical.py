@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 
 from attnlab.errors import UserError
 from attnlab.functional.huffman import huffman
+from attnlab.functional.lookup import lookup
 from attnlab.models.heads.head import Head, check_targets, linear_logits, nan_outside, output_weight, wide
 from attnlab.nn.parameter import buffer, param
 
@@ -68,9 +69,10 @@ class HierarchicalSoftmax(Head):
         check_targets(targets, classes)
         path, signs = (each[...][jnp.clip(targets, 0, classes - 1)] for each in (self.nodes, self.signs))
         # Cast after the lookup, so that the gradient of the weight accumulates in its own type.
-        vectors = self.weight[...][path].astype(hidden.dtype)
-        scores = jnp.sum(wide(hidden)[..., None, :] * wide(vectors), axis=-1)
-        losses = -jnp.sum(_log_side(scores + self.bias[...][path].astype(scores.dtype), signs), axis=-1)
+        vectors = lookup(self.weight[...], path).astype(hidden.dtype)
+        biases = lookup(self.bias[...][:, None], path)[..., 0]
+        scores = jnp.sum(wide(hidden)[..., None, :] * wide(vectors), axis=-1) + biases
+        losses = -jnp.sum(_log_side(scores, signs), axis=-1)
         return nan_outside(losses, targets, classes)
 
     def logits(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:

@@ -8,6 +8,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float, Int
 
+from attnlab.functional.lookup import lookup
 from attnlab.models.heads.head import check_targets, linear_logits, nan_outside, output_weight, target_logits
 from attnlab.models.heads.language import VocabularyHead
 from attnlab.typing import DropoutKey
@@ -36,7 +37,7 @@ class SampledSoftmax(VocabularyHead):
         drawn = log_uniform(jax.random.fold_in(key, NEGATIVES), self.negatives, classes)
         weight = self.weight[...]
         own = target_logits(hidden, weight, jnp.clip(targets, 0, classes - 1))
-        others = linear_logits(hidden, weight[drawn])
+        others = linear_logits(hidden, lookup(weight, drawn))
         ones = (1,) * targets.ndim
         if self.correction:
             own = own - log_expected(targets, self.negatives, classes)
@@ -70,7 +71,7 @@ class AugmentAndReduce(VocabularyHead):
 
         def log_odds(drawn: Int[Array, ' n']) -> Float[Array, '*b']:
             """`log(1 + sum)`: minus the logarithm of the target's probability."""
-            others = linear_logits(hidden, weight[drawn]) - own[..., None] + math.log(classes / self.negatives)
+            others = linear_logits(hidden, lookup(weight, drawn)) - own[..., None] + math.log(classes / self.negatives)
             others = jnp.where(drawn.reshape((1,) * targets.ndim + (-1,)) == targets[..., None], -jnp.inf, others)
             return jnp.logaddexp(jax.nn.logsumexp(others, axis=-1), 0)
 
