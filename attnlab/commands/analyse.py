@@ -1,5 +1,7 @@
 """`attnlab analyse`: layers and few bits, or one of several other looks at a run, each asked for by a flag."""
 
+import pathlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -21,6 +23,8 @@ from attnlab.errors import UserError
 
 if TYPE_CHECKING:
     from attnlab.analysis.asked import Prompts
+    from attnlab.analysis.question import Question
+    from attnlab.tables import Printer
 
 ANALYSES = ('inside', 'head', 'neighbours', 'trace', 'knockout', 'propagate', 'massive', 'influence', 'between')
 """Flags that ask for something else than layers and few bits, one at a time."""
@@ -48,6 +52,26 @@ NUMBERED = ('sources', 'targets', 'layers')
 
 def main(argv: list[str]) -> int:
     """Runs the command."""
+    values = _flags()
+    if not parsed(values, argv, 'analyse'):
+        return 0
+    workdir = directory(values, 'workdir')
+    numbers = _numbers(values)
+    _check(values)
+    others = {name: directory(values, name) for name in ('between', 'merged') if values[name].value is not None}
+    start_devices(values)
+    own = _prompts(values)
+    from attnlab.analysis.question import Question
+
+    with printing(values) as printer:
+        named = {'ema': values.ema, 'other_data': values.other_data}
+        question = Question.of(workdir, values.step, values.split, values.rows, **named)
+        _analyse(values, question, printer, numbers, own, others)
+    return 0
+
+
+def _flags() -> flags.FlagValues:
+    """The flags of the command."""
     values = flags.FlagValues()
     define_run(values)
     define_split(values)
@@ -139,64 +163,69 @@ def main(argv: list[str]) -> int:
         'window', 1, 'With --trace or --knockout: so many layers at once.', lower_bound=1, flag_values=values
     )
     define_ema(values)
-    if not parsed(values, argv, 'analyse'):
-        return 0
-    workdir = directory(values, 'workdir')
-    bits = tuple(whole(text, '--bits') for text in values.bits)
-    ranks = tuple(whole(text, '--ranks') for text in values.ranks)
-    tokens = {name: tuple(whole(text, f'--{name}', 0) for text in values[name].value or ()) for name in NUMBERED}
-    _check(values)
-    others = {name: directory(values, name) for name in ('between', 'merged') if values[name].value is not None}
-    start_devices(values)
-    own = _prompts(values)
-    from attnlab.analysis.question import Question
+    return values
 
-    with printing(values) as printer:
-        named = {'ema': values.ema, 'other_data': values.other_data}
-        question = Question.of(workdir, values.step, values.split, values.rows, **named)
-        if values.neighbours:
-            from attnlab.analysis.neighbours import analyse_neighbours
 
-            keys = values['keys'].value or 'head'
-            analyse_neighbours(question, printer, values.neighbours, values.stored_rows, keys=keys)
-        elif values.head:
-            from attnlab.analysis.prediction import analyse_head
+def _numbers(values: flags.FlagValues) -> dict[str, tuple[int, ...]]:
+    """The flags that are lists of whole numbers, by name. Raises `UserError` for what is no such number."""
+    least = {'bits': 1, 'ranks': 1, **dict.fromkeys(NUMBERED, 0)}
+    return {
+        name: tuple(whole(text, f'--{name}', smallest) for text in values[name].value or ())
+        for name, smallest in least.items()
+    }
 
-            analyse_head(question, printer, ranks)
-        elif values.inside:
-            from attnlab.analysis.inside import analyse_inside
 
-            analyse_inside(question, printer, tuned=values.tuned)
-        elif values.trace:
-            from attnlab.analysis.tracing import analyse_trace
+def _analyse(
+    values: flags.FlagValues,
+    question: 'Question',
+    printer: 'Printer',
+    numbers: Mapping[str, tuple[int, ...]],
+    own: 'Prompts | None',
+    others: Mapping[str, pathlib.Path],
+) -> None:
+    """The analysis that is asked for, with the numbers, prompts and folders that flags give."""
+    if values.neighbours:
+        from attnlab.analysis.neighbours import analyse_neighbours
 
-            analyse_trace(question, printer, own=own, kinds=tuple(values.places), window=values.window)
-        elif values.knockout:
-            from attnlab.analysis.knockout import Wanted, analyse_knockout
+        keys = values['keys'].value or 'head'
+        analyse_neighbours(question, printer, values.neighbours, values.stored_rows, keys=keys)
+    elif values.head:
+        from attnlab.analysis.prediction import analyse_head
 
-            wanted = Wanted(values.knockout, **tokens, window=values.window)
-            analyse_knockout(question, printer, wanted, own=own)
-        elif values.propagate:
-            from attnlab.analysis.propagation import analyse_propagation
+        analyse_head(question, printer, numbers['ranks'])
+    elif values.inside:
+        from attnlab.analysis.inside import analyse_inside
 
-            analyse_propagation(question, printer, own=own)
-        elif values.massive:
-            from attnlab.analysis.massive import analyse_massive
+        analyse_inside(question, printer, tuned=values.tuned)
+    elif values.trace:
+        from attnlab.analysis.tracing import analyse_trace
 
-            analyse_massive(question, printer)
-        elif values.influence:
-            from attnlab.analysis.influence import analyse_influence
+        analyse_trace(question, printer, own=own, kinds=tuple(values.places), window=values.window)
+    elif values.knockout:
+        from attnlab.analysis.knockout import Wanted, analyse_knockout
 
-            analyse_influence(question, printer, values.influence)
-        elif values.between:
-            from attnlab.analysis.between import analyse_between
+        wanted = Wanted(values.knockout, **{name: numbers[name] for name in NUMBERED}, window=values.window)
+        analyse_knockout(question, printer, wanted, own=own)
+    elif values.propagate:
+        from attnlab.analysis.propagation import analyse_propagation
 
-            analyse_between(question, others['between'], printer, merged=others.get('merged'))
-        else:
-            from attnlab.analysis.examination import analyse_run
+        analyse_propagation(question, printer, own=own)
+    elif values.massive:
+        from attnlab.analysis.massive import analyse_massive
 
-            analyse_run(question, printer, bits)
-    return 0
+        analyse_massive(question, printer)
+    elif values.influence:
+        from attnlab.analysis.influence import analyse_influence
+
+        analyse_influence(question, printer, values.influence)
+    elif values.between:
+        from attnlab.analysis.between import analyse_between
+
+        analyse_between(question, others['between'], printer, merged=others.get('merged'))
+    else:
+        from attnlab.analysis.examination import analyse_run
+
+        analyse_run(question, printer, numbers['bits'])
 
 
 def _define_prompts(values: flags.FlagValues) -> None:

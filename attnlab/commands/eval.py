@@ -1,6 +1,7 @@
 """`attnlab eval`: every metric of a trained run, at and beyond the length it was trained on."""
 
 import pathlib
+from typing import TYPE_CHECKING
 
 from absl import flags
 
@@ -17,9 +18,39 @@ from attnlab.commands.arguments import (
 )
 from attnlab.errors import UserError
 
+if TYPE_CHECKING:
+    from attnlab.runs.loading import Loaded
+    from attnlab.tables import Printer
+
 
 def main(argv: list[str]) -> int:
     """Runs the command."""
+    values = _flags()
+    if not parsed(values, argv, 'eval'):
+        return 0
+    workdir, multiples = directory(values, 'workdir'), _multiples(values)
+    judging = None if values.judge is None else _judging(values)
+    if values.reuse is not None and judging is None:
+        raise UserError('--reuse is for a run that draws images, which --judge=RUN has another run classify')
+    factors = tuple(whole(text, '--factors') for text in values.factors or ())
+    if factors:
+        _check_alone(values, ('multiples', 'tokens', 'stride', 'attention', 'judge'), '--factors')
+    start_devices(values)
+    from attnlab.runs.loading import load_run
+
+    loaded = load_run(workdir, values.step, ema=values.ema)
+    with printing(values) as printer:
+        if judging is not None:
+            _judge(values, loaded, judging, workdir, printer)
+        elif factors:
+            _reduce(values, loaded, factors, workdir, printer)
+        else:
+            _evaluate(values, loaded, multiples, workdir, printer)
+    return 0
+
+
+def _flags() -> flags.FlagValues:
+    """The flags of the command."""
     values = flags.FlagValues()
     define_run(values)
     define_ema(values)
@@ -67,58 +98,17 @@ def main(argv: list[str]) -> int:
         'Evaluates a model of embedding-free attention at its ratios of reduction times each of these.',
         flag_values=values,
     )
-    if not parsed(values, argv, 'eval'):
-        return 0
-    workdir = directory(values, 'workdir')
+    return values
+
+
+def _multiples(values: flags.FlagValues) -> tuple[int, ...]:
+    """The lengths, in training lengths. Raises `UserError` for none, or one twice."""
     multiples = tuple(whole(text, '--multiples') for text in values.multiples)
     if not multiples or len(set(multiples)) != len(multiples):
         raise UserError(
             f'--multiples is {",".join(values.multiples)!r}; it must hold whole numbers of at least 1, each once'
         )
-    judging = None if values.judge is None else _judging(values)
-    if values.reuse is not None and judging is None:
-        raise UserError('--reuse is for a run that draws images, which --judge=RUN has another run classify')
-    factors = tuple(whole(text, '--factors') for text in values.factors or ())
-    if factors:
-        _check_alone(values, ('multiples', 'tokens', 'stride', 'attention', 'judge'), '--factors')
-    start_devices(values)
-    from attnlab.convert.substitution import substituted
-    from attnlab.evals.request import Request
-    from attnlab.runs.evaluation import evaluate_run
-    from attnlab.runs.loading import load_run
-    from attnlab.tasks.task import Textual
-    from attnlab.train.run import check_data
-
-    loaded = load_run(workdir, values.step, ema=values.ema)
-    if judging is not None:
-        from attnlab.analysis.judged import judge
-        from attnlab.mixers.softmax.reused import Reuse
-
-        reuse = None if values.reuse is None else Reuse(share=values.reuse)
-        with printing(values) as printer:
-            asked = {'split': values.split, 'count': values.examples, 'other_data': values.other_data}
-            judge(loaded, judging, workdir, printer, reuse=reuse, **asked)
-        return 0
-    if factors:
-        from attnlab.analysis.reductions import reduce
-
-        one = Request(values.split, (1,), examples=values.examples)
-        with printing(values) as printer:
-            reduce(loaded, factors, one, workdir, printer, other_data=values.other_data)
-        return 0
-    check_data(workdir, loaded.setup.task.describe(), other=values.other_data)
-    task = loaded.setup.task
-    if values['multiples'].present and isinstance(task, Textual):
-        # Raises where the text is shorter than a window: one that is all padding but for that text takes for ever.
-        task.source(values.split or task.evaluated_split, loaded.setup.length * max(multiples))
-    name = loaded.name
-    if values.attention is not None:
-        loaded = substituted(loaded, values.attention)
-        name = f'{name}-{values.attention}'
-    request = Request(values.split, multiples, values.tokens, values.examples, values.stride)
-    with printing(values) as printer:
-        evaluate_run(loaded, request, workdir, printer, name, other_data=values.other_data)
-    return 0
+    return multiples
 
 
 def _judging(values: flags.FlagValues) -> pathlib.Path:
@@ -134,3 +124,47 @@ def _check_alone(values: flags.FlagValues, others: tuple[str, ...], flag: str) -
     given = [f'--{name}' for name in others if values[name].present]
     if given:
         raise UserError(f'{given[0]} does not go with {flag}; leave one of them out')
+
+
+def _judge(
+    values: flags.FlagValues, loaded: 'Loaded', judging: pathlib.Path, workdir: pathlib.Path, printer: 'Printer'
+) -> None:
+    """Has another run judge the images that a run draws."""
+    from attnlab.analysis.judged import judge
+    from attnlab.mixers.softmax.reused import Reuse
+
+    reuse = None if values.reuse is None else Reuse(share=values.reuse)
+    asked = {'split': values.split, 'count': values.examples, 'other_data': values.other_data}
+    judge(loaded, judging, workdir, printer, reuse=reuse, **asked)
+
+
+def _reduce(
+    values: flags.FlagValues, loaded: 'Loaded', factors: tuple[int, ...], workdir: pathlib.Path, printer: 'Printer'
+) -> None:
+    """Evaluates a model at other ratios of reduction."""
+    from attnlab.analysis.reductions import reduce
+    from attnlab.evals.request import Request
+
+    asked = Request(values.split, (1,), examples=values.examples)
+    reduce(loaded, factors, asked, workdir, printer, other_data=values.other_data)
+
+
+def _evaluate(
+    values: flags.FlagValues, loaded: 'Loaded', multiples: tuple[int, ...], workdir: pathlib.Path, printer: 'Printer'
+) -> None:
+    """Evaluates what the task of a run asks for."""
+    from attnlab.convert.substitution import substituted
+    from attnlab.evals.request import Request
+    from attnlab.runs.evaluation import evaluate_run
+    from attnlab.tasks.task import Textual
+    from attnlab.train.run import check_data
+
+    task, name = loaded.setup.task, loaded.name
+    check_data(workdir, task.describe(), other=values.other_data)
+    if values['multiples'].present and isinstance(task, Textual):
+        # Raises where the text is shorter than a window: one that is all padding but for that text takes for ever.
+        task.source(values.split or task.evaluated_split, loaded.setup.length * max(multiples))
+    if values.attention is not None:
+        loaded, name = substituted(loaded, values.attention), f'{name}-{values.attention}'
+    request = Request(values.split, multiples, values.tokens, values.examples, values.stride)
+    evaluate_run(loaded, request, workdir, printer, name, other_data=values.other_data)

@@ -2,12 +2,17 @@
 
 import pathlib
 import sys
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
 from absl import flags
 
 from attnlab.commands.arguments import check_belonging, define_ema, define_run, directory, lines, parsed, start_devices
 from attnlab.errors import UserError
+
+if TYPE_CHECKING:
+    from attnlab.functional.sampling import Sampling
+    from attnlab.runs.generation import Writer
 
 WAYS = ('prompts', 'beam', 'contrastive', 'draft', 'regex', 'grammar')
 """Flags of which one is given at most: each is another way to continue."""
@@ -21,6 +26,47 @@ TESTED = ('all', 'drawn')
 
 def main(argv: list[str]) -> int:
     """Runs the command."""
+    values = _flags()
+    if not parsed(values, argv, 'generate'):
+        return 0
+    _check(values)
+    workdir = directory(values, 'workdir')
+    draft = directory(values, 'draft') if values.draft else None
+    grammar = _grammar(pathlib.Path(values.grammar).expanduser()) if values.grammar else ''
+    prompts = lines(values, 'prompts') if values.prompts else ()
+    from attnlab.functional.sampling import Sampling
+
+    sampling = Sampling(values.temperature, values.top_k, values.top_p, values.min_p)
+    start_devices(values)
+    from attnlab.runs.generation import Writer
+
+    writer = Writer.of(workdir, values.step, values.tokens, ema=values.ema)
+    if prompts:
+        for prompt, text in zip(prompts, writer.side_by_side(prompts, sampling, values.seed), strict=True):
+            print(f'{prompt}{text}\n---')
+        return 0
+    if values.beam:
+        said = _searched(values, writer)
+    elif draft is not None:
+        said = _proposed(values, writer, Writer.of(draft, None, values.tokens), sampling)
+    elif values.regex is not None or grammar:
+        said = _matched(values, writer, sampling, grammar)
+    elif values.contrastive is not None:
+        said = Said(writer.contrastive(values.prompt, values.contrastive, values.top_k or 4))
+    else:
+        said = Said(writer.sampled(values.prompt, sampling, values.seed, values.thoughts))
+    for place, piece in enumerate(said.pieces):
+        # An error with the prompt or the runs comes before anything is printed.
+        print(values.prompt + piece if place == 0 else piece, end='', flush=True)
+    print()
+    note = said.note()
+    if note:
+        print(note, file=sys.stderr)
+    return 0
+
+
+def _flags() -> flags.FlagValues:
+    """The flags of the command."""
     values = flags.FlagValues()
     define_run(values)
     define_ema(values)
@@ -65,59 +111,52 @@ def main(argv: list[str]) -> int:
         'tested', 'all', TESTED, 'With --regex or --grammar: test all tokens, or what is drawn until one is accepted.',
         flag_values=values,
     )  # fmt: skip
-    if not parsed(values, argv, 'generate'):
-        return 0
-    _check(values)
-    workdir = directory(values, 'workdir')
-    draft = directory(values, 'draft') if values.draft else None
-    grammar = _grammar(pathlib.Path(values.grammar).expanduser()) if values.grammar else ''
-    prompts = lines(values, 'prompts') if values.prompts else ()
-    from attnlab.functional.constrained import Choice, Drawn, Masked, Rejected
-    from attnlab.functional.sampling import Sampling
+    return values
 
-    sampling = Sampling(values.temperature, values.top_k, values.top_p, values.min_p)
-    start_devices(values)
-    from attnlab.runs.generation import Writer
 
-    writer = Writer.of(workdir, values.step, values.tokens, ema=values.ema)
-    if prompts:
-        for prompt, text in zip(prompts, writer.side_by_side(prompts, sampling, values.seed), strict=True):
-            print(f'{prompt}{text}\n---')
-        return 0
+class Said(NamedTuple):
+    """A text, piece by piece as it is written, and what there is to say of it once it is whole."""
+
+    pieces: Iterable[str]
+    note: Callable[[], str] = str
+
+
+def _searched(values: flags.FlagValues, writer: 'Writer') -> Said:
+    text, total = writer.beam(values.prompt, values.beam)
+    return Said([text], lambda: f'log-probability {total:.4f} nats')
+
+
+def _proposed(values: flags.FlagValues, writer: 'Writer', small: 'Writer', sampling: 'Sampling') -> Said:
+    """What a smaller model proposes and the model accepts, and how many tokens it accepted at once."""
     counts: list[int] = []
-    matched: list[Drawn] = []
-    note = ''
-    pieces: Any
-    if values.beam:
-        text, total = writer.beam(values.prompt, values.beam)
-        pieces, note = [text], f'log-probability {total:.4f} nats'
-    elif values.contrastive is not None:
-        pieces = writer.contrastive(values.prompt, values.contrastive, values.top_k or 4)
-    elif draft is not None:
-        small = Writer.of(draft, None, values.tokens)
-        pieces = writer.speculative(values.prompt, small, sampling, values.ahead, values.seed, counts)
-    elif values.regex is not None or grammar:
-        choice: Choice = Masked(sampling) if values.tested == 'all' else Rejected(values.temperature)
-        draw, given = (writer.derived, grammar) if grammar else (writer.matching, values.regex)
-        pieces = draw(values.prompt, given, choice, values.seed, matched)
-    else:
-        pieces = writer.sampled(values.prompt, sampling, values.seed, values.thoughts)
-    for place, piece in enumerate(pieces):
-        # An error with the prompt or the runs comes before anything is printed.
-        print(values.prompt + piece if place == 0 else piece, end='', flush=True)
-    print()
-    if counts:
-        note = (
+
+    def note() -> str:
+        if not counts:
+            return ''
+        return (
             f'{sum(counts)} tokens in {len(counts)} readings of the model, each with up to {values.ahead} of the draft'
         )
-    if matched and values.temperature:
-        note = (
+
+    return Said(writer.speculative(values.prompt, small, sampling, values.ahead, values.seed, counts), note)
+
+
+def _matched(values: flags.FlagValues, writer: 'Writer', sampling: 'Sampling', grammar: str) -> Said:
+    """What matches a pattern or a grammar, and what it says of the probability of such texts where it is drawn."""
+    from attnlab.functional.constrained import Choice, Drawn, Masked, Rejected
+
+    matched: list[Drawn] = []
+    choice: Choice = Masked(sampling) if values.tested == 'all' else Rejected(values.temperature)
+    draw, pattern = (writer.derived, grammar) if grammar else (writer.matching, values.regex)
+
+    def note() -> str:
+        if not matched or not values.temperature:
+            return ''
+        return (
             f'log-weight {sum(each.log_weight for each in matched):.4f} nats, the mean of whose exponential over seeds '
             f'is the probability of such texts; {sum(each.tested for each in matched):,} tokens tested'
         )
-    if note:
-        print(note, file=sys.stderr)
-    return 0
+
+    return Said(draw(values.prompt, pattern, choice, values.seed, matched), note)
 
 
 def _check(values: flags.FlagValues) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from typing import Any
+from typing import TYPE_CHECKING
 
 from absl import flags
 
@@ -19,12 +19,31 @@ from attnlab.commands.arguments import (
 )
 from attnlab.errors import UserError
 
+if TYPE_CHECKING:
+    from attnlab.quantize.allocation import Allocation
+    from attnlab.quantize.calibration import Calibration
+    from attnlab.quantize.feedback import Feedback
+    from attnlab.quantize.formats import Format, Rounding
+    from attnlab.quantize.layers import Quantization
+    from attnlab.quantize.shifts import ShiftCalibration
+    from attnlab.quantize.states import StateFormat
+    from attnlab.quantize.tuning import Alternation
+
 MEASURED = ('budget', 'softmax', 'sparse')
 """What --rows of training are measured for, besides fixed ranges."""
 
 
 def main(argv: list[str]) -> int:
     """Runs the command."""
+    values = _flags()
+    if not parsed(values, argv, 'quantize'):
+        return 0
+    _check(values)
+    return _each(values) if values.each else _one(values)
+
+
+def _flags() -> flags.FlagValues:
+    """The flags of the command."""
     values = flags.FlagValues()
     flags.DEFINE_string('workdir', None, 'The directory of the run.', flag_values=values)
     flags.DEFINE_string('out', None, 'The directory of the run that is made, a new one.', flag_values=values)
@@ -118,83 +137,124 @@ def main(argv: list[str]) -> int:
     define_other_data(values)
     define_format(values)
     define_platform(values)
-    if not parsed(values, argv, 'quantize'):
-        return 0
+    return values
+
+
+def _fixed(values: flags.FlagValues) -> re.Match[str] | None:
+    """What --inputs says of fixed ranges: bits, or an exponent and a mantissa."""
+    return re.fullmatch(r'fixed(\d+|e\dm\d)', values.inputs or '')
+
+
+def _check(values: flags.FlagValues) -> None:
+    """Raises `UserError` for flags that do not go together, of one format or several."""
     check_belonging(values, dict.fromkeys(('damping', 'ordered'), ('feedback',)))
     if values.feedback is not None and values.weights is None:
         raise UserError('--feedback calibrates the rounding of weights; give --weights, such as int4@32')
-    fixed = re.fullmatch(r'fixed(\d+|e\dm\d)', values.inputs or '')
+    fixed = _fixed(values)
     if values['rows'].present and fixed is None and all(values[name].value is None for name in MEASURED):
         raise UserError('--rows is for --budget, --inputs=fixed8, --softmax or --sparse, of which none is given')
-    if values.budget is not None and fixed is not None:
-        raise UserError(f'--inputs={values.inputs} is for weights of one format; leave out --budget')
-    if values.budget is not None and values.weights is None:
-        raise UserError('--budget is of bits of weights; give --weights to choose from, such as higgs3x2,higgs4x2')
-    if values.budget is not None and values.feedback is not None:
-        raise UserError('--feedback is for weights of one format; leave out --budget')
+    if values.budget is not None:
+        _check_budget(values)
     if fixed is not None and not fixed[1].isdecimal() and values.feedback is not None:
         raise UserError(f'--feedback reads inputs as they are; leave it out with --inputs={values.inputs}')
-    if values.each:
-        return _each(values)
+
+
+def _check_budget(values: flags.FlagValues) -> None:
+    """Raises `UserError` for flags that do not go with a budget of bits."""
+    if _fixed(values) is not None:
+        raise UserError(f'--inputs={values.inputs} is for weights of one format; leave out --budget')
+    if values.weights is None:
+        raise UserError('--budget is of bits of weights; give --weights to choose from, such as higgs3x2,higgs4x2')
+    for name in ('feedback', 'tuned'):
+        if values[name].value is not None:
+            raise UserError(f'--{name} is for weights of one format; leave out --budget')
+
+
+def _check_one(values: flags.FlagValues) -> None:
+    """Raises `UserError` for flags that do not make one run."""
     if values.budget is None and values.weights is not None and ',' in values.weights:
         raise UserError(
             f'--weights is {values.weights}; of several formats --budget chooses, and --each makes a run of every one'
         )
-    from attnlab.quantize.formats import format_called, storage_called
-    from attnlab.quantize.layers import Quantization
-    from attnlab.quantize.states import state_called
-
-    if values.tuned is not None and values.budget is not None:
-        raise UserError('--tuned is for weights of one format; leave out --budget')
     if values.native and values.weights is None and values.inputs is None:
         raise UserError('--native takes products of codes; give --weights and --inputs, such as int8 and int8')
-    if values.native and (values.budget is not None or fixed):
+    if values.native and (values.budget is not None or _fixed(values)):
         raise UserError('--native is for one format of weights and one of inputs; leave out --budget and fixed ranges')
-    formats = () if values.weights is None else tuple(map(storage_called, values.weights.split(',')))
-    inputs = None if values.inputs is None or fixed else format_called(values.inputs)
-    state = None if values.state is None else state_called(values.state)
+
+
+def _one(values: flags.FlagValues) -> int:
+    """A run of one format, or of those that a budget chooses for every map."""
+    _check_one(values)
+    formats = _formats(values)
     workdir, out = directory(values, 'workdir'), directory(values, 'out')
-    weights = formats[0] if formats else None
-    # Without any of these the run may have been trained with few bits, and is packed.
-    few = any(each is not None for each in (weights, inputs, state))
-    given: Any = (
-        Quantization(weights, inputs, state, native=values.native)
-        if few and values.budget is None and not fixed
-        else None
-    )
     start_platform(values)
-    from attnlab.quantize.allocation import Allocation
-    from attnlab.quantize.calibration import Calibration
-    from attnlab.quantize.feedback import Feedback
     from attnlab.quantize.run import quantize_run
-    from attnlab.quantize.shifts import ShiftCalibration
     from attnlab.quantize.softmax import Correction
     from attnlab.quantize.sparsity import Sparsity
-    from attnlab.quantize.tuning import Alternation
 
-    feedback = None if values.feedback is None else Feedback(values.feedback, values.damping, values.ordered)
-    if values.budget is not None:
-        given = Allocation(formats, values.budget, values.rows, inputs, state)
-    elif fixed:
-        of = (
-            Calibration(int(fixed[1]), values.rows) if fixed[1].isdecimal() else ShiftCalibration(fixed[1], values.rows)
-        )
-        given = dataclasses.replace(of, weights=weights, state=state)
     with printing(values) as printer:
         quantize_run(
             workdir,
             out,
-            given,
+            _quantization(values, *formats),
             printer,
             step=values.step,
-            feedback=feedback,
-            tuning=None if values.tuned is None else Alternation(values.tuned),
+            feedback=_feedback(values),
+            tuning=_tuning(values),
             sparsity=None if values.sparse is None else Sparsity(values.sparse, values.rows),
             softmax=None if values.softmax is None else Correction(values.softmax, values.rows),
             ema=values.ema,
             other_data=values.other_data,
         )
     return 0
+
+
+def _formats(values: flags.FlagValues) -> 'tuple[tuple[Format, ...], Rounding | None, StateFormat | None]':
+    """The formats of weights, inputs and states; fixed ranges, which are yet to be measured, are none."""
+    from attnlab.quantize.formats import format_called, storage_called
+    from attnlab.quantize.states import state_called
+
+    return (
+        () if values.weights is None else tuple(map(storage_called, values.weights.split(','))),
+        None if values.inputs is None or _fixed(values) else format_called(values.inputs),
+        None if values.state is None else state_called(values.state),
+    )
+
+
+def _quantization(
+    values: flags.FlagValues,
+    formats: 'tuple[Format, ...]',
+    inputs: 'Rounding | None',
+    state: 'StateFormat | None',
+) -> 'Quantization | Allocation | Calibration | ShiftCalibration | None':
+    """What makes the run, from the formats or by measuring; `None` where it is packed as it was trained."""
+    from attnlab.quantize.allocation import Allocation
+    from attnlab.quantize.calibration import Calibration
+    from attnlab.quantize.layers import Quantization
+    from attnlab.quantize.shifts import ShiftCalibration
+
+    if values.budget is not None:
+        return Allocation(formats, values.budget, values.rows, inputs, state)
+    weights, fixed = formats[0] if formats else None, _fixed(values)
+    if fixed:
+        width = fixed[1]
+        of = Calibration(int(width), values.rows) if width.isdecimal() else ShiftCalibration(width, values.rows)
+        return dataclasses.replace(of, weights=weights, state=state)
+    if weights is None and inputs is None and state is None:
+        return None
+    return Quantization(weights, inputs, state, native=values.native)
+
+
+def _feedback(values: flags.FlagValues) -> 'Feedback | None':
+    from attnlab.quantize.feedback import Feedback
+
+    return None if values.feedback is None else Feedback(values.feedback, values.damping, values.ordered)
+
+
+def _tuning(values: flags.FlagValues) -> 'Alternation | None':
+    from attnlab.quantize.tuning import Alternation
+
+    return None if values.tuned is None else Alternation(values.tuned)
 
 
 def _each(values: flags.FlagValues) -> int:
@@ -211,8 +271,6 @@ def _each(values: flags.FlagValues) -> int:
     start_platform(values)
     from attnlab.compare.runs_table import compare_runs
     from attnlab.quantize.each import quantize_each
-    from attnlab.quantize.feedback import Feedback
-    from attnlab.quantize.tuning import Alternation
 
     with printing(values) as printer:
         made = quantize_each(
@@ -221,8 +279,8 @@ def _each(values: flags.FlagValues) -> int:
             formats,
             printer,
             step=values.step,
-            feedback=None if values.feedback is None else Feedback(values.feedback, values.damping, values.ordered),
-            tuning=None if values.tuned is None else Alternation(values.tuned),
+            feedback=_feedback(values),
+            tuning=_tuning(values),
             ema=values.ema,
             other_data=values.other_data,
         )
