@@ -39,7 +39,8 @@ ON_TPU = [(name, jnp.float32) for name in ('grouped', 'packed scalar', 'strong v
 ON_TPU += [('long', jnp.bfloat16), ('sudden vector', jnp.bfloat16)]
 MORE_ON_TPU = [(name, jnp.float32) for name in cases.KERNEL + cases.VECTOR if (name, jnp.float32) not in ON_TPU]
 MORE_ON_TPU += [('long vector', jnp.bfloat16), ('long sudden', jnp.float16)]
-ON_GPU = [('long', jnp.float16), ('wide vector', jnp.bfloat16)]
+ON_GPU = [(name, jnp.bfloat16) for name in ('threes and twos of six', 'twos and threes of six', 'wide vector')]
+ON_GPU += [('long', jnp.float16)]
 SERVED = [('mosaic_tpu', *call) for call in ON_TPU] + [('mosaic_gpu', *call) for call in ON_GPU]
 SERVED += [pytest.param('mosaic_tpu', *call, marks=pytest.mark.slow) for call in MORE_ON_TPU]
 SERVED += [

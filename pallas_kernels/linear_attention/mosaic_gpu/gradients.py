@@ -35,8 +35,8 @@ GRID = ('b', 'h', 'chunk')
 
 
 def serves(q: jax.Array, k: jax.Array) -> bool:
-    """Whether `gradients` does: few channels, and no more heads of queries than of keys, which a program reads once."""
-    return k.shape[3] <= MOST and q.shape[TIME_FIRST.heads] <= k.shape[TIME_FIRST.heads]
+    """Whether `gradients` does: few channels, and one head of queries for all that share a key, which is read once."""
+    return k.shape[3] <= MOST and k.shape[TIME_FIRST.heads] % q.shape[TIME_FIRST.heads] == 0
 
 
 def gradients(

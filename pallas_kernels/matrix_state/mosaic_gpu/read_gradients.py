@@ -56,7 +56,7 @@ def gradients(
     kinds = 1 + held
     of_states = 1.0 if direction.backward else scale
     # Else it is that of all heads of the group, and read once.
-    y_varies = y.shape[TIME_FIRST.heads] > groups
+    y_varies = groups % y.shape[TIME_FIRST.heads] != 0
 
     def body(x_ref: Any, y_ref: Any, dz_ref: Any, z_ref: Any, states_ref: Any, rows_ref: Any, *rest: Any) -> None:
         *others_ref, dx_ref, sums_ref = rest
