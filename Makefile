@@ -6,11 +6,13 @@ RUN := runs/quickstart
 PIP := -m pip --disable-pip-version-check install -qq
 export PYTHON
 
-.PHONY: help quickstart experiment test test-all test-oldest compile-gpu lint format lock bench bench-kernels clean
+.PHONY: help install quickstart experiment test test-all test-oldest compile-gpu lint format lock bench bench-kernels clean
 .DELETE_ON_ERROR:
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+install: $(VENV)/installed  ## set up .venv and nothing else
 
 quickstart: $(VENV)/installed  ## train a small language model, evaluate it, sample from it
 	$(BIN)/attnlab train --config=configs/language.py:size=tiny --workdir=$(RUN)

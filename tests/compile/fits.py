@@ -7,10 +7,10 @@ seconds of processor time. The compiler is found as by tests/kernels/compile_gpu
 the compiled programs themselves take on the device is not in it.
 """
 
+import argparse
 import dataclasses
 import functools
 import json
-import sys
 import time
 
 import jax
@@ -28,9 +28,12 @@ def traced(arguments: str, device: jax.Device) -> jax.stages.Traced:
     return dataclasses.replace(setup, mesh=Axes().make([device])).trace()
 
 
-if __name__ == '__main__':
+def main() -> None:
+    parser = argparse.ArgumentParser(prog='python -m tests.compile.fits', description=(__doc__ or '').split('\n')[0])
+    parser.add_argument('configs', nargs='+', metavar='CONFIG', help='arguments of configs/language.py')
+    options = parser.parse_args()
     device = compile_gpu.absent_h100()
-    for arguments in sys.argv[1:]:
+    for arguments in options.configs:
         start = time.process_time()
         compiled = compiled_for_h100(functools.partial(traced, arguments, device))
         memory = compiled.memory_analysis()
@@ -41,3 +44,7 @@ if __name__ == '__main__':
             'seconds': round(time.process_time() - start, 1),
         }
         print(json.dumps(line), flush=True)
+
+
+if __name__ == '__main__':
+    main()

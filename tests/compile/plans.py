@@ -6,11 +6,13 @@ Each section is one command and what it printed, without its table of parameters
 anew stays as it is. A command takes minutes.
 """
 
+import argparse
 import json
 import pathlib
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 
 DOCUMENT = pathlib.Path(__file__).parents[2] / 'docs' / 'plans.md'
 RECIPES = ('mha', 'gla', 'mamba2')
@@ -117,9 +119,16 @@ def run(line: str) -> str:
     return shown(done.stdout) if done.returncode == 0 else (done.stderr.strip().splitlines() or ['failed'])[-1]
 
 
-if __name__ == '__main__':
-    for recipe in sys.argv[1:] or RECIPES:
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(prog='python -m tests.compile.plans', description=(__doc__ or '').split('\n')[0])
+    parser.add_argument('recipes', nargs='*', choices=RECIPES, metavar='RECIPE', help=f'{", ".join(RECIPES)}; or all')
+    for recipe in parser.parse_args(arguments).recipes or RECIPES:
         for topology in SLICES:
             line = command(recipe, topology)
             write({line: section(run(line))})
             print(line, flush=True)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,5 +1,7 @@
 """The page of plans is what the commands beside them print."""
 
+import pytest
+
 from tests.compile import plans
 
 PRINTED = """# parameters
@@ -41,3 +43,11 @@ def test_the_page_is_of_the_commands_that_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(plans, 'DOCUMENT', tmp_path / 'plans.md')
     plans.write(made)
     assert plans.DOCUMENT.read_text() == page
+
+
+@pytest.mark.parametrize(('word', 'status'), [('--help', 0), ('retnet', 2)])
+def test_a_word_that_is_no_recipe_of_the_page_writes_nothing(word, status, tmp_path, monkeypatch):
+    monkeypatch.setattr(plans, 'DOCUMENT', tmp_path / 'plans.md')
+    with pytest.raises(SystemExit) as ended:
+        plans.main([word])
+    assert ended.value.code == status and not plans.DOCUMENT.exists()
