@@ -79,7 +79,8 @@ def judge(
 
     With `reuse` attention reads few keys in most steps of drawing, and the name says so, `<name>-judged-reuse0.1`.
 
-    Beside what the classifier says of `count` drawn images stands what it says of as many of a split, `..._of_data`;
+    Beside what the classifier says of `count` drawn images stands what it says of as many of a split, `..._of_data`, or
+    of all where it has fewer, as `examples_of_data` in the record says;
     shares of classes are compared with those of all its training images, at most a thousand. Where the run draws the
     images of a label, `accuracy` is how often the classifier finds that label. `split` and `count` are by default those
     that the run draws beside at its end.
@@ -116,12 +117,14 @@ def judge(
         check_own(workdir, ('evals', f'evals/{name}'))
         compared.draw(folder / name)
         record = {'step': loaded.step, 'ema': loaded.ema, 'split': drawings.split, 'examples': drawings.count}
+        record |= {f'examples{OF_DATA}': len(there['label'])}
         by = {'judge': str(judging), 'judge_step': judged_by.step, 'other_data': other_data}
         if drawings.reuse is not None:
             by |= {'reuse': dataclasses.asdict(drawings.reuse)}
         write_results(folder / f'{name}.json', {**record, **by, **found})
         printer.table(compared.table(f'{workdir}, step {loaded.name}'))
-        printer.table(_table(of_drawn, of_data, f'{drawings.count} drawn images, and data, as {judging} sees them'))
+        title = f'{drawings.count} drawn images, and {len(there["label"])} of data, as {judging} sees them'
+        printer.table(_table(of_drawn, of_data, title))
         printer.line(f'written: {folder / name}.json, {folder / name / "drawn.png"}')
     return found
 

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 
 from attnlab.analysis import odin, scores
 from attnlab.analysis.prediction import what_is_asked
+from attnlab.data.pipeline import spread
 from attnlab.errors import UserError
 from attnlab.runs.loading import Loaded
 from attnlab.tasks.long_range import Classification
@@ -206,7 +207,7 @@ def _there(rows: Mapping[str, np.ndarray]) -> Bool[np.ndarray, 'b t']:
 
 
 def stacked(loaded: Loaded, split: str, count: int | None, least: int) -> dict[str, np.ndarray]:
-    """The first rows of a split as one batch; if no number is given those of about `PREDICTIONS`, or all there are."""
+    """Rows all over a split as one batch; if no number is given those of about `PREDICTIONS`, or all there are."""
     task, length = loaded.setup.task, loaded.setup.length
     source = task.source(split, length)
     if count is None:
@@ -215,5 +216,5 @@ def stacked(loaded: Loaded, split: str, count: int | None, least: int) -> dict[s
         raise UserError(f'rows is {count} of the {split} split; there must be at least {least}')
     if count > len(source):
         raise UserError(f'rows is {count}; the {split} split has {len(source)} rows')
-    rows = [source[index] for index in range(count)]
+    rows = [source[place] for place in spread(len(source), count)]
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}

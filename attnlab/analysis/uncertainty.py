@@ -177,9 +177,9 @@ def analyse_uncertainty(
 ) -> Uncertainty:
     """Scores, calibrates and tests a run that predicts classes or tokens; writes `analysis/<step>-uncertainty.json`.
 
-    Every other one of the first `rows` rows of a split, of about 4,096 predictions if not given, chooses the
+    Every other one of `rows` rows all over a split, of about 4,096 predictions if not given, chooses the
     temperature and the threshold of conformal sets; all numbers are of those between. Means, covariance and directions
-    of features are of the first `fitted` rows of another split, likewise. With `risk`, a name among those of
+    of features are of `fitted` rows of another split, likewise. With `risk`, a name among those of
     `attnlab.analysis.risk`, the rows that choose also choose a setting with which a new row's expected loss is `level`
     at most. With the run `second` it is said what is reached where rows of which the first is not sure are handed on to
     it; all rows are asked, for nothing is chosen on them, but for a rule that is learned, and the threshold of a

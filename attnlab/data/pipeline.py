@@ -43,6 +43,14 @@ class Source(Protocol):
     def __getitem__(self, index: int) -> Row: ...
 
 
+def spread(length: int, count: int) -> list[int]:
+    """So many of `length` places, at equal distances from the first to the last; of one the first.
+
+    Rows that are stored class by class, or document by document, are so sampled, where the first are of few.
+    """
+    return [place * (length - 1) // max(count - 1, 1) for place in range(count)]
+
+
 @runtime_checkable
 class Varied(Protocol):
     """A source whose rows training reads changed at random, each time in another way; by index they are as they are."""

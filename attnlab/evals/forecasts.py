@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Float
 
 from attnlab.context import Context
+from attnlab.data.pipeline import spread
 from attnlab.data.series.baselines import baselines, divided
 from attnlab.data.series.windows import Windows, scaled
 from attnlab.errors import UserError
@@ -166,11 +167,6 @@ class Forecasts:
 
     def _windows(self, setup: Setup, task: Forecasting) -> Windows:
         return Windows(scaled(task.data, task.columns), self.split, setup.length, task.horizon)
-
-
-def spread(length: int, count: int) -> list[int]:
-    """So many of `length` places, at equal distances from the first to the last; of one the first."""
-    return np.linspace(0, length - 1, count).astype(int).tolist()
 
 
 def power(rows: Rows) -> Power:

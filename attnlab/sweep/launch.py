@@ -81,7 +81,8 @@ def command(arguments: Sequence[str], place: Place) -> list[str]:
     prefix = [] if place.memory is None else ['env', f'XLA_PYTHON_CLIENT_MEM_FRACTION={place.memory}']
     pinned = [f'--cores={",".join(map(str, place.cores))}'] if place.cores else []
     pinned += [] if place.device is None else [f'--device={place.device}']
-    return [*prefix, sys.executable, '-m', 'attnlab', 'sweep', 'worker', *arguments, *pinned]
+    # Without -P the folder that a sweep is started in, which may be a stranger's, would be searched for modules.
+    return [*prefix, sys.executable, '-P', '-m', 'attnlab', 'sweep', 'worker', *arguments, *pinned]
 
 
 def run_processes(study: Study, arguments: Sequence[str], where: Sequence[Place], console: Console) -> bool:

@@ -14,7 +14,7 @@ from attnlab.losses import softmax_loss
 from attnlab.metrics import Average
 from attnlab.models.predictor import Predictor
 from attnlab.tasks.task import Batch, Slice, context
-from attnlab.tasks.trivial import first_rows
+from attnlab.tasks.trivial import sampled_rows
 from attnlab.typing import DropoutKey
 
 
@@ -77,7 +77,7 @@ class Addition:
     def trivial(self, part: Slice) -> dict[str, dict[str, float]]:
         """Any number, and the sum that is most frequent among those shown."""
         shown, asked = (
-            np.array([row['target'] for row in first_rows(source, len(source))])
+            np.array([row['target'] for row in sampled_rows(source, len(source))])
             for source in (self.source('train', part.length), part.source)
         )
         majority = np.bincount(shown, minlength=self.vocab).argmax()

@@ -17,7 +17,7 @@ from attnlab.models.predictor import Predictor
 from attnlab.tasks.images import Made
 from attnlab.tasks.long_range import LongRange
 from attnlab.tasks.task import Batch, Slice, context
-from attnlab.tasks.trivial import first_rows, of_labels
+from attnlab.tasks.trivial import of_labels, sampled_rows
 from attnlab.typing import DropoutKey
 
 FEATURES = 5
@@ -106,7 +106,7 @@ class PointSegmentation(LongRange):
         A place is a voxel; where training has no points it is the class that it has most often anywhere.
         """
         classes = self.data.kind.classes
-        train, asked = (first_rows(source) for source in (self.source('train', part.length), part.source))
+        train, asked = (sampled_rows(source) for source in (self.source('train', part.length), part.source))
         shown, targets = (np.concatenate([row['targets'] for row in rows]) for rows in (train, asked))
         places, others = (np.concatenate([self.places(row) for row in rows]) for rows in (train, asked))
         table = np.tile(np.bincount(shown, minlength=classes) / len(shown), (self.side**3, 1))

@@ -22,7 +22,7 @@ from attnlab.models.predictor import Predictor
 from attnlab.signature import checked_fields
 from attnlab.tasks.images import ImageTask, side
 from attnlab.tasks.task import Batch, Slice, context
-from attnlab.tasks.trivial import first_rows
+from attnlab.tasks.trivial import sampled_rows
 from attnlab.typing import DropoutKey, State
 
 LAST = 0.995
@@ -167,7 +167,7 @@ class Diffusion(ImageTask):
 
     def trivial(self, part: Slice) -> dict[str, dict[str, float]]:
         """What the prediction of zeros reaches."""
-        return {'loss': {'zero': float(np.mean([np.mean(row['targets'] ** 2) for row in first_rows(part.source)]))}}
+        return {'loss': {'zero': float(np.mean([np.mean(row['targets'] ** 2) for row in sampled_rows(part.source)]))}}
 
     def drawn(
         self, model: Predictor, key: Array, *, count: int, steps: int, eta: float = 0.0, state: State | None = None

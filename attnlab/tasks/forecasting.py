@@ -19,7 +19,7 @@ from attnlab.metrics import Average
 from attnlab.models.predictor import Distributional, Predictor
 from attnlab.signature import checked_fields
 from attnlab.tasks.task import Batch, Slice, context
-from attnlab.tasks.trivial import first_rows
+from attnlab.tasks.trivial import sampled_rows
 from attnlab.typing import DropoutKey
 
 LEVELS = 32
@@ -101,7 +101,7 @@ class Forecasting:
 
     def trivial(self, part: Slice) -> dict[str, dict[str, float]]:
         """The errors of the baselines on the first windows of a slice."""
-        rows = first_rows(part.source)
+        rows = sampled_rows(part.source)
         past, targets = (np.stack([row[name] for row in rows]) for name in ('tokens', 'targets'))
         # What is put before a look-back is no part of it.
         past = past[:, part.source.rows if isinstance(part.source, Prompted) else 0 :]

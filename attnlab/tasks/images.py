@@ -21,7 +21,7 @@ from attnlab.metrics import Average, overlap, proportion
 from attnlab.models.predictor import Predictor
 from attnlab.tasks.long_range import Classification, LongRange
 from attnlab.tasks.task import Batch, Slice, context
-from attnlab.tasks.trivial import first_rows, linear, of_labels, of_sequences
+from attnlab.tasks.trivial import linear, of_labels, of_sequences, sampled_rows
 from attnlab.typing import DropoutKey
 
 
@@ -124,8 +124,8 @@ class ImageClassification(ImageTask, Classification):
         return {'loss': Average.of(loss[:, None], weights), **proportion('accuracy', right[:, None], weights)}
 
     def trivial(self, part: Slice) -> dict[str, dict[str, float]]:
-        """What guesses reach, and `linear on pixels`, a map fitted by least squares to the first training examples."""
-        train, asked = first_rows(self.source('train', part.length)), first_rows(part.source)
+        """What guesses reach, and `linear on pixels`, a map fitted by least squares to training examples."""
+        train, asked = sampled_rows(self.source('train', part.length)), sampled_rows(part.source)
         classes = self.data.kind.classes
         guesses = of_sequences(train, asked, classes, None)
         return {'accuracy': guesses | {'linear on pixels': linear(train, asked, classes)}}
@@ -187,7 +187,7 @@ class Segmentation(ImageTask):
     def trivial(self, part: Slice) -> dict[str, dict[str, float]]:
         """What guesses at the class of a patch reach."""
         train, asked = (
-            np.concatenate([row['targets'] for row in first_rows(source)])
+            np.concatenate([row['targets'] for row in sampled_rows(source)])
             for source in (self.source('train', part.length), part.source)
         )
         return {'accuracy': of_labels(train, asked, self.data.kind.classes)}

@@ -19,7 +19,7 @@ from attnlab.metrics import Average
 from attnlab.models.predictor import Predictor
 from attnlab.signature import checked_fields
 from attnlab.tasks.task import Batch, Slice, context
-from attnlab.tasks.trivial import first_rows
+from attnlab.tasks.trivial import sampled_rows
 from attnlab.typing import DropoutKey
 
 SHARES = (0.125, 0.25, 0.375, 0.5)
@@ -84,7 +84,7 @@ class Imputation:
 
     def trivial(self, part: Slice) -> dict[str, dict[str, float]]:
         """The errors of the baselines on the first windows of a slice."""
-        rows = first_rows(part.source)
+        rows = sampled_rows(part.source)
         targets, missing = (np.stack([row[name] for row in rows]) for name in ('targets', 'missing'))
         found: dict[str, dict[str, float]] = {'mse': {}, 'mae': {}}
         for name, one in FILLINGS.items():

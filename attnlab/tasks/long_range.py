@@ -15,12 +15,12 @@ from attnlab.data.long_range.dataset import Dataset
 from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.long_range.listops import ListOps
 from attnlab.data.long_range.rows import Chosen, Padded, blank
-from attnlab.data.pipeline import Source
+from attnlab.data.pipeline import Source, spread
 from attnlab.errors import UserError
 from attnlab.metrics import Average, proportion
 from attnlab.models.predictor import Predictor
 from attnlab.tasks.task import Batch, Slice, context
-from attnlab.tasks.trivial import first_rows, linear, of_sequences
+from attnlab.tasks.trivial import linear, of_sequences, sampled_rows
 from attnlab.typing import DropoutKey
 
 FEWEST = 8
@@ -51,23 +51,25 @@ class LongRange(abc.ABC):
         return 'test'
 
     def source(self, split: str, length: int, tokens: int | None = None) -> Source:
-        """The examples of a split; with `tokens`, those of the first `tokens` positions, at least one."""
+        """The examples of a split; with `tokens`, as many of them as make up `tokens` positions, at least one."""
         rows = self.data.rows(split)
         if tokens is not None:
-            rows = Chosen(rows, tuple(range(min(len(rows), max(1, tokens // length)))))
+            rows = Chosen(rows, tuple(spread(len(rows), min(len(rows), max(1, tokens // length)))))
         return self._rows(rows, length)
 
     def slices(self, split: str, length: int, multiples: tuple[int, ...], count: int) -> dict[str, Slice]:
-        """The first `count` examples, `all`, and those of each difficulty with enough of them, at no other lengths."""
+        """`count` examples all over the split, `all`, and those of each difficulty with enough of them, at no other
+        lengths."""
         del multiples
         rows = self.data.rows(split)
         count = min(count, len(rows))
-        found = {'all': tuple(range(count))}
+        places = tuple(spread(len(rows), count))
+        found = {'all': places}
         for name, bounds in self.data.kind.difficulties.items():
-            values = _difficulty(self.data, split, name, count)
+            values = _difficulty(self.data, split, name, places)
             for least, bound in zip(bounds, (*bounds[1:], np.inf), strict=True):
                 title = f'{name}={least}' if bound == least + 1 else f'{name}>={least}'
-                chosen = tuple(np.flatnonzero((values >= least) & (values < bound)).tolist())
+                chosen = tuple(np.array(places)[(values >= least) & (values < bound)].tolist())
                 if FEWEST <= len(chosen) < count:
                     found[title] = chosen
         return {title: Slice(self._rows(Chosen(rows, chosen), length), length) for title, chosen in found.items()}
@@ -127,7 +129,7 @@ class Classification(LongRange):
 
     def trivial(self, part: Slice) -> dict[str, dict[str, float]]:
         """What guesses at the class reach (`attnlab.tasks.trivial`); of numbers a linear map of them too."""
-        train, asked = first_rows(self.source('train', part.length)), first_rows(part.source)
+        train, asked = sampled_rows(self.source('train', part.length)), sampled_rows(part.source)
         kind = self.data.kind
         found = of_sequences(train, asked, kind.classes, kind.vocab)
         return {'accuracy': found | ({'linear': linear(train, asked, kind.classes)} if kind.vocab is None else {})}
@@ -185,8 +187,8 @@ class Denoising(LongRange):
 
 
 @functools.lru_cache(maxsize=16)
-def _difficulty(data: Dataset, split: str, name: str, count: int) -> np.ndarray:
-    """The scalar `name` of each of the first `count` examples of a split."""
+def _difficulty(data: Dataset, split: str, name: str, places: tuple[int, ...]) -> np.ndarray:
+    """The scalar `name` of each of these examples of a split."""
     rows = data.rows(split)
-    examples = (rows[index] for index in range(count))
+    examples = (rows[place] for place in places)
     return np.array([len(example['x']) if name == 'length' else int(example[name]) for example in examples])

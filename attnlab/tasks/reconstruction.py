@@ -15,7 +15,7 @@ from attnlab.metrics import Average
 from attnlab.models.predictor import Predictor
 from attnlab.signature import checked_fields
 from attnlab.tasks.task import Batch, Slice, context
-from attnlab.tasks.trivial import first_rows
+from attnlab.tasks.trivial import sampled_rows
 from attnlab.typing import DropoutKey
 
 
@@ -59,7 +59,7 @@ class Reconstruction:
 
     def trivial(self, part: Slice) -> dict[str, dict[str, float]]:
         """The errors of predicting the mean of the training rows, and of predicting that nothing changes."""
-        rows = first_rows(part.source)
+        rows = sampled_rows(part.source)
         past, targets = (np.stack([row[name] for row in rows]) for name in ('tokens', 'targets'))
         return {'loss': {'mean': float(np.mean(targets**2)), 'last row': float(np.mean((past - targets) ** 2))}}
 

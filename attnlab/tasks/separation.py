@@ -15,7 +15,7 @@ from attnlab.metrics import Average
 from attnlab.models.predictor import Predictor
 from attnlab.signature import checked_fields
 from attnlab.tasks.task import Batch, Slice, context
-from attnlab.tasks.trivial import first_rows
+from attnlab.tasks.trivial import sampled_rows
 from attnlab.typing import DropoutKey
 
 
@@ -57,7 +57,7 @@ class Separation:
 
     def trivial(self, part: Slice) -> dict[str, dict[str, float]]:
         """What the baselines reach on the first mixtures of a slice (`attnlab.data.series.mixtures.BASELINES`)."""
-        rows = first_rows(part.source, GUESSED)
+        rows = sampled_rows(part.source, GUESSED)
         sources, tokens = (jnp.asarray(np.stack([row[name] for row in rows])) for name in ('sources', 'tokens'))
         found: dict[str, dict[str, float]] = {'si_snr': {}, 'si_snr_improvement': {}}
         for name, one in BASELINES.items():

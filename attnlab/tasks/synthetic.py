@@ -14,7 +14,7 @@ from attnlab.data.synthetic.regression import LinearRegression
 from attnlab.metrics import Average, proportion
 from attnlab.models.predictor import Predictor
 from attnlab.tasks.task import Batch, Slice, context
-from attnlab.tasks.trivial import first_rows, of_tokens
+from attnlab.tasks.trivial import of_tokens, sampled_rows
 from attnlab.typing import DropoutKey, Sequence
 
 
@@ -121,8 +121,8 @@ class LabelPrediction(Synthetic):
 
     def trivial(self, part: Slice) -> dict[str, dict[str, float]]:
         """What guesses at the labels reach (`attnlab.tasks.trivial.of_tokens`)."""
-        train = first_rows(self.source('train', part.length))
-        return {'accuracy': of_tokens(train, first_rows(part.source), self.vocab)}
+        train = sampled_rows(self.source('train', part.length))
+        return {'accuracy': of_tokens(train, sampled_rows(part.source), self.vocab)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +144,7 @@ class InContextRegression(Synthetic):
 
     def trivial(self, part: Slice) -> dict[str, dict[str, float]]:
         """The errors of the problem's own baselines, such as that of predicting zero."""
-        rows = first_rows(part.source)
+        rows = sampled_rows(part.source)
         weights = np.stack([row['weights'] for row in rows])
         names = [name for name in rows[0] if name.startswith(BASELINE)]
         errors = {name: np.stack([row[name] for row in rows]) for name in names}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Int
 
-from attnlab.data.pipeline import Row, Source
+from attnlab.data.pipeline import Row, Source, spread
 
 TRAINED = 1024
 """Training examples that are counted."""
@@ -16,9 +16,9 @@ TRAINED = 1024
 SHOWN = 'a label shown'
 
 
-def first_rows(source: Source, count: int = TRAINED) -> list[Row]:
-    """The first examples of a source."""
-    return [source[index] for index in range(min(len(source), count))]
+def sampled_rows(source: Source, count: int = TRAINED) -> list[Row]:
+    """So many examples all over a source, or all there are."""
+    return [source[place] for place in spread(len(source), min(len(source), count))]
 
 
 def of_tokens(train: Sequence[Row], asked: Sequence[Row], vocab: int) -> dict[str, float]:

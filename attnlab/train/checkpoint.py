@@ -13,6 +13,7 @@ import os
 import pathlib
 import re
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
@@ -93,7 +94,7 @@ class Checkpoints:
         """The steps that have a checkpoint, damaged or not, in order. Raises `UserError` where they cannot be read."""
         try:
             with os.scandir(self._directory) as entries:
-                return sorted(int(entry.name) for entry in entries if entry.name.isdecimal() and entry.is_dir())
+                return sorted(int(entry.name) for entry in entries if _is_step(entry.name) and entry.is_dir())
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
@@ -329,6 +330,11 @@ def _named(state: State) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator='.'): leaf for path, leaf in leaves}
 
 
+def _is_step(name: str) -> bool:
+    """Whether a folder of this name is a checkpoint: a number as it is written here, without zeros before it."""
+    return name.isascii() and name.isdecimal() and name == str(int(name))
+
+
 def _digests(folder: pathlib.Path, names: Iterable[str]) -> dict[str, str | None]:
     """The digest of each of the files; `None` for one that is not there."""
     names = list(names)
@@ -338,6 +344,9 @@ def _digests(folder: pathlib.Path, names: Iterable[str]) -> dict[str, str | None
 
 def _digest(path: pathlib.Path) -> str | None:
     try:
+        # A device or a pipe, which a link or a list of sums that is not ours may name, is read without end.
+        if not stat.S_ISREG(path.stat().st_mode):
+            return None
         with path.open('rb') as file:
             return hashlib.file_digest(file, 'sha256').hexdigest()
     except (*ABSENT, ValueError):  # the latter for a name that no file can have
@@ -349,6 +358,9 @@ def _damage(folder: pathlib.Path) -> str | None:
     try:
         lines = (folder / SUMS).read_text().splitlines()
         recorded = {name: digest for digest, name in (line.split('  ', 1) for line in lines)}
+        for name in recorded:
+            if not _inside(name):
+                return f'{SUMS} names {name!r}, which is outside of it'
         found = _digests(folder, recorded)
     except ABSENT:
         return f'{SUMS} is missing'
@@ -362,6 +374,12 @@ def _damage(folder: pathlib.Path) -> str | None:
         if found[name] != digest:
             return f'{name} has changed since it was written'
     return None if recorded else f'{SUMS} is empty'
+
+
+def _inside(name: str) -> bool:
+    """Whether a relative name stays in the folder that it is relative to."""
+    path = pathlib.PurePath(name)
+    return not path.is_absolute() and '..' not in path.parts
 
 
 def _unreadable(folder: pathlib.Path, error: OSError) -> UserError:

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import time
 
 import pytest
@@ -124,3 +125,10 @@ def test_places():
     assert places(2, [0, 1], range(8)) == [Place(device=0), Place(device=1)]
     assert command(['--study=x'], Place(device=1, memory=0.45))[:2] == ['env', 'XLA_PYTHON_CLIENT_MEM_FRACTION=0.45']
     assert command(['--study=x'], Place(cores=(2, 3)))[-1] == '--cores=2,3'
+
+
+def test_a_worker_imports_nothing_of_the_folder_it_is_started_in(tmp_path):
+    (tmp_path / 'jax.py').write_text('raise SystemExit(9)')
+    (tmp_path / 'random.py').write_text('raise SystemExit(9)')
+    ended = subprocess.run(command(['--study=.'], Place()), cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert 'is not a study' in ended.stderr and ended.returncode == 2

@@ -14,6 +14,7 @@ from attnlab.data.long_range.dataset import Dataset, Kind
 from attnlab.data.long_range.digits import Digits
 from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.long_range.listops import ListOps
+from attnlab.data.pipeline import spread
 from attnlab.errors import UserError
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd
@@ -142,9 +143,9 @@ def test_splits_and_slices():
     assert isinstance(task, Task) and isinstance(task, Sliced) and task.vocab == 16
     assert len(task.source('train', 48)) == 60 and len(task.source('valid', 48)) == 40
     assert len(task.source('valid', 48, tokens=96)) == 2 and len(task.source('valid', 48, tokens=1)) == 1
-    slices = task.slices('test', 48, (1, 2), 30)
-    assert len(slices['all'].source) == 30 and {part.length for part in slices.values()} == {48}
-    rows = [SHORT.rows('test')[index] for index in range(30)]
+    slices = task.slices('test', 48, (1, 2), 36)
+    assert len(slices['all'].source) == 36 and {part.length for part in slices.values()} == {48}
+    rows = [SHORT.rows('test')[place] for place in spread(len(SHORT.rows('test')), 36)]
     expected = {f'depth={depth}': [row for row in rows if row['depth'] == depth] for depth in (1, 2)}
     expected['depth>=3'] = [row for row in rows if row['depth'] >= 3]
     for least in (11, 18, 25, 32):

@@ -492,3 +492,21 @@ def test_a_kill_at_any_moment_leaves_a_folder_that_goes_on(tmp_path: pathlib.Pat
 @pytest.mark.slow
 def test_many_kills_at_any_moment_leave_a_folder_that_goes_on(tmp_path: pathlib.Path):
     kill_at_random(tmp_path, kills=40)
+
+
+@pytest.mark.parametrize('name', ['/dev/zero', '../5/d/x', 'zero'])
+def test_what_a_list_of_sums_names_elsewhere_is_not_read(tmp_path: pathlib.Path, name: str):
+    directory = saved(tmp_path, 5, 10)
+    (directory / '10' / 'zero').symlink_to('/dev/zero')
+    with (directory / '10' / checkpoint.SUMS).open('a') as sums:
+        sums.write(f'{"0" * 64}  {name}\n')
+    with contextlib.closing(Checkpoints(directory, notify=lambda _: None)) as checkpoints:
+        assert checkpoints.newest() == 5
+
+
+def test_a_step_is_a_number_without_zeros_before_it(tmp_path: pathlib.Path):
+    directory = saved(tmp_path, 5)
+    for name in ('0007', '٧'):
+        (directory / name).mkdir()
+    with contextlib.closing(Checkpoints(directory)) as checkpoints:
+        assert checkpoints.steps() == [5] and checkpoints.newest() == 5

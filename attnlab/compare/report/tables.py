@@ -187,7 +187,7 @@ def kernel_table(contents: Contents) -> str:
                 html.escape(kernel.ran.core),
                 html.escape(kernel.ran.implementation),
                 html.escape(kernel.ran.mixer),
-                layers(kernel.ran.layers),
+                html.escape(layers(kernel.ran.layers)),
                 html.escape(kernel.device),
                 '<br>'.join(f'<b>{html.escape(name)}</b>: {html.escape(why)}' for name, why in kernel.ran.refused)
                 or NONE,

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import pathlib
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,12 @@ from attnlab.errors import UserError
 
 FOLDER = '~/tensorflow_datasets'
 """The default folder of data sets."""
+
+FEATURES = 'tensorflow_datasets.core.features.'
+"""The package of the classes that a prepared folder may name, which the library imports by their names."""
+
+CLASS_KEYS = ('pythonClassName', 'python_class_name', 'type')
+"""The keys of a description of features that name a class; the last was that of older versions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +67,9 @@ class Prepared(Dataset):
         other = of_another(self.name, folder)
         if other is not None:
             raise UserError(f'{folder / self.name} was {other}; {remedy}')
-        return library().builder_from_directory(folder / self.name / version(self.name))
+        ready = folder / self.name / version(self.name)
+        _check_features(ready)
+        return library().builder_from_directory(ready)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +83,33 @@ class Records:
 
     def __getitem__(self, index: int) -> Example:
         return {name: np.asarray(value) for name, value in self.records[index].items()}
+
+
+def _check_features(folder: pathlib.Path) -> None:
+    """Raises `UserError` where opening a folder would import other classes than those of the library's features."""
+    path = folder / 'features.json'
+    try:
+        named = _named_classes(json.loads(path.read_text()))
+        foreign = next((name for name in named if not name.startswith(FEATURES)), None)
+    except (OSError, ValueError) as error:
+        raise UserError(f'{path} cannot be read: {error}') from error
+    if foreign is not None:
+        raise UserError(f'{path} names the class {foreign}, which would be imported; it must be one of {FEATURES}*')
+
+
+def _named_classes(value: Any, key: str = '') -> Iterator[str]:
+    """The classes that a description of features names, also where JSON stands in a text of it."""
+    if isinstance(value, dict):
+        for name, held in value.items():
+            yield from _named_classes(held, name)
+    elif isinstance(value, list):
+        for held in value:
+            yield from _named_classes(held, key)
+    elif isinstance(value, str):
+        if key in CLASS_KEYS and '.' in value:
+            yield value
+        elif value.lstrip().startswith(('{', '[')):
+            yield from _named_classes(json.loads(value))
 
 
 def versions(name: str, data_dir: pathlib.Path) -> list[str]:

@@ -15,6 +15,9 @@ from attnlab.data.long_range.dataset import Dataset, Example, Kind, known_split
 from attnlab.errors import UserError
 
 SUFFIXES = ('.bmp', '.gif', '.jpeg', '.jpg', '.pgm', '.png', '.ppm', '.tif', '.tiff', '.webp')
+FORMATS = ('BMP', 'GIF', 'JPEG', 'PNG', 'PPM', 'TIFF', 'WEBP')
+"""What a file may be, whatever its name says: of others Pillow would have a program read some, as PostScript."""
+
 PARTS = {'train': 0.8, 'valid': 0.1, 'test': 0.1}
 """The splits of a folder that has none, and their shares."""
 
@@ -105,7 +108,7 @@ def read_image(
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
-        with Image.open(pathlib.Path(path) if content is None else content) as image:
+        with Image.open(pathlib.Path(path) if content is None else content, formats=FORMATS) as image:
             upright = ImageOps.exif_transpose(image).convert('L' if channels == 1 else 'RGB')
             return np.asarray(ImageOps.fit(upright, (size, size), Image.Resampling.BILINEAR))
     except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError, SyntaxError) as error:

@@ -316,6 +316,16 @@ def test_more_tokens_a_second_are_better(contents):
     assert expected[0] and max(speeds) == speeds[0]
 
 
+def test_layers_of_a_run_that_another_wrote_are_text(contents):
+    study = contents.studies[0]
+    kernel, *_ = study.kernels[0]
+    layers = ('<img src=x onerror=alert(1)>',)
+    foreign = dataclasses.replace(kernel, ran=dataclasses.replace(kernel.ran, layers=layers))
+    studies = (dataclasses.replace(study, kernels=((foreign, 1),)), *contents.studies[1:])
+    made = tables.kernel_table(dataclasses.replace(contents, studies=studies))
+    assert '<img' not in shown and html.escape(layers[0]) in shown
+
+
 def test_numbers_are_short_and_line_up():
     assert [figures.short(value) for value in (1.5e6, 2e4, 0.5, 1e-4, 0.0, 3e19)] == [
         *('1.5M', '20k', '0.5', '1e-4', '0', '3e19'),

@@ -1,5 +1,6 @@
 """Drawing a data set into files: in any number of processes, with interruptions, and with damage."""
 
+import json
 import os
 import pathlib
 import re
@@ -16,7 +17,7 @@ from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.long_range.listops import ListOps
 from attnlab.data.long_range.preparable import DATASETS, preparable
 from attnlab.data.long_range.prepare import prepare
-from attnlab.data.long_range.prepared import Prepared
+from attnlab.data.long_range.prepared import Prepared, version
 from attnlab.errors import UserError
 
 pytest.importorskip('tensorflow_datasets')
@@ -231,3 +232,21 @@ def test_builders_and_entries_are_of_one_kind(name):
         assert builder.of.kind == preparable(name).kind
         assert set(builder.counts) == set(preparable(name).splits.values())
         assert sum(builder.counts.values()) in (100_000, 200_000)
+
+
+@pytest.mark.parametrize(
+    'named',
+    [
+        {'pythonClassName': 'sentinel.X'},
+        {'python_class_name': 'sentinel.X'},
+        {'featuresDict': {'features': {'x': {'type': 'sentinel.X'}}}},
+        {'jsonFeature': {'json': '{"feature": {"type": "sentinel.X"}}'}},
+    ],
+)
+def test_a_folder_does_not_choose_what_is_imported(tmp_path, named):
+    folder = tmp_path / 'listops' / version('listops')
+    folder.mkdir(parents=True)
+    (folder / 'dataset_info.json').write_text('{}')
+    (folder / 'features.json').write_text(json.dumps(named))
+    with pytest.raises(UserError, match=r'names the class sentinel.X, which would be imported; it must be one of'):
+        Prepared('listops', str(tmp_path)).describe()

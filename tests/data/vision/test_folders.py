@@ -72,3 +72,21 @@ def test_what_is_wrong_is_named(tmp_path):
     with pytest.raises(UserError, match=r"(test|valid) images of .* have the class 'cow', which is not among classes"):
         image_folder(str(tmp_path / 'split')).rows('test')
     assert ImageFolder(path='x', classes=('a', 'b')).kind.channels == 3
+
+
+def test_what_follows_class_by_class_is_asked_all_over(tmp_path):
+    for split in ('train', 'test'):
+        for level, name in enumerate(('cat', 'dog', 'owl')):
+            fill(tmp_path / split / name, 60 * level, 12)
+    task = ImageClassification(image_folder(str(tmp_path), size=4))
+    part = task.slices('test', 16, (1,), 9)['all']
+    assert [int(part.source[i]['label']) for i in range(9)] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert task.trivial(part)['accuracy']['majority'] == pytest.approx(1 / 3)
+    shown = task.source('test', 16, tokens=3 * 16)
+    assert [int(shown[i]['label']) for i in range(len(shown))] == [0, 1, 2]
+
+
+def test_other_formats_than_those_of_the_names_are_not_opened(tmp_path):
+    (tmp_path / 'x.png').write_bytes(b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n')
+    with pytest.raises(UserError, match=r'x.png is not an image that can be read: cannot identify'):
+        read_image(tmp_path / 'x.png', 4, 3)
