@@ -18,6 +18,7 @@ import json
 import math
 import os
 import pathlib
+import stat
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TextIO
@@ -170,16 +171,31 @@ def read_json(path: pathlib.Path, remedy: str) -> Any:
 
 
 def opened(path: pathlib.Path, flags: int) -> int:
-    """A descriptor of the file at `path`, as `os.open` gives one for `flags`. Raises `UserError` where it is a link."""
+    """A descriptor of the file at `path`, as `os.open` gives one for `flags`.
+
+    Raises `UserError` where it is a link, or no file, such as a pipe.
+    """
     try:
-        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    except OSError:
+        # Without waiting for whoever is at the other end, should it be a pipe.
+        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    except OSError as error:
         check_own(path.parent, (path.name,))
+        # What a pipe that nobody reads, or a socket, answers.
+        if error.errno == errno.ENXIO:
+            raise _no_file(path) from error
         raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise _no_file(path)
+    return handle
+
+
+def _no_file(path: pathlib.Path) -> UserError:
+    return UserError(f'{path} is a pipe, a folder or a device, where a file is written: remove it')
 
 
 def appending(path: pathlib.Path) -> TextIO:
-    """A text file to append to. Raises `UserError` where `path` is a link."""
+    """A text file to append to. Raises `UserError` where `path` is a link, or no file."""
     return os.fdopen(opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), 'a', encoding='utf-8')
 
 
