@@ -146,6 +146,10 @@ def main(argv: list[str] | None = None) -> int:
         return COMMANDS[name]([item for item in rest if not item.startswith(ALLOW)])
     except UserError as error:
         message = str(error)
+    except KeyboardInterrupt:
+        # The process ends by the signal, status 130 of a shell: who started it tells that from a failure.
+        sys.excepthook = lambda *_: None
+        raise
     except BrokenPipeError:
         # Whoever read the output, such as `head`, has had enough; the interpreter shall not try to write the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

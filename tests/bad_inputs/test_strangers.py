@@ -141,7 +141,10 @@ def test_nothing_is_written_through_a_link_to_a_file(place, capsys, link, comman
         ('run/evals', 'eval --workdir={run} --tokens=32 --multiples=1'),
         ('run/evals/4-32-tokens', 'eval --workdir={run} --tokens=32 --multiples=1'),
         *((f'study/{name}', 'sweep worker --study={study} --idle=0') for name in ('trials', 'trials/0000', 'locks')),
-        *((f'study/{name}', 'sweep worker --study={study} --idle=0') for name in ('logs', 'confirm', 'journal.log')),
+        *(
+            (f'study/{name}', 'sweep worker --study={study} --idle=0')
+            for name in ('logs', 'confirm', 'jobs', 'journal.log')
+        ),
     ],
 )
 def test_nothing_is_written_into_a_folder_elsewhere(place, capsys, link, command):
