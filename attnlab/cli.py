@@ -28,7 +28,7 @@ from attnlab.commands import (
     zoo,
 )
 from attnlab.errors import EXTRAS, UserError, nearest
-from attnlab.tables import wrapped
+from attnlab.tables import visible, wrapped
 
 USAGE = """\
 usage: attnlab COMMAND [--flag=value ...]
@@ -164,7 +164,7 @@ def main(argv: list[str] | None = None) -> int:
         if package not in EXTRAS:
             raise
         message = f'{name} needs {package}, which is not installed: pip install "attnlab[{EXTRAS[package]}]"'
-    lines = [f'attnlab: {message}']
+    lines = [visible(f'attnlab: {message}')]
     if sys.stderr.isatty():
         lines = wrapped(lines[0], os.get_terminal_size(sys.stderr.fileno()).columns or 80)
     print(*lines, sep='\n', file=sys.stderr)
