@@ -28,7 +28,7 @@ from attnlab.commands import (
     zoo,
 )
 from attnlab.errors import EXTRAS, UserError, nearest
-from attnlab.tables import wrapped
+from attnlab.tables import visible, wrapped
 
 USAGE = """\
 usage: attnlab COMMAND [--flag=value ...]
@@ -146,6 +146,10 @@ def main(argv: list[str] | None = None) -> int:
         return COMMANDS[name]([item for item in rest if not item.startswith(ALLOW)])
     except UserError as error:
         message = str(error)
+    except KeyboardInterrupt:
+        # The process ends by the signal, status 130 of a shell: who started it tells that from a failure.
+        sys.excepthook = lambda *_: None
+        raise
     except BrokenPipeError:
         # Whoever read the output, such as `head`, has had enough; the interpreter shall not try to write the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -160,7 +164,7 @@ def main(argv: list[str] | None = None) -> int:
         if package not in EXTRAS:
             raise
         message = f'{name} needs {package}, which is not installed: pip install "attnlab[{EXTRAS[package]}]"'
-    lines = [f'attnlab: {message}']
+    lines = [visible(f'attnlab: {message}')]
     if sys.stderr.isatty():
         lines = wrapped(lines[0], os.get_terminal_size(sys.stderr.fileno()).columns or 80)
     print(*lines, sep='\n', file=sys.stderr)

@@ -134,7 +134,11 @@ def load(path: pathlib.Path) -> ConfigDict:
     found = read_json(path, remedy)
     if not isinstance(found, dict):
         raise UserError(f'{path} is damaged: it holds a {type(found).__name__} in place of a config; {remedy}')
-    return from_plain(found).lock()
+    try:
+        return from_plain(found).lock()
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        # Upgrades of what was saved before look into fields that this file lacks, or has otherwise.
+        raise UserError(f'{path} is damaged: {type(error).__name__}: {error}; {remedy}') from error
 
 
 def arguments(text: str, **defaults: str) -> dict[str, str]:

@@ -13,10 +13,12 @@ import contextlib
 import errno
 import fcntl
 import io
+import itertools
 import json
 import math
 import os
 import pathlib
+import stat
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TextIO
@@ -100,9 +102,55 @@ def write_json(path: pathlib.Path, value: Any) -> None:
     write(path, json.dumps(value, indent=2) + '\n')
 
 
-def write_results(path: pathlib.Path, value: Any) -> None:
-    """Writes what was measured as `write_json` does; numbers that are not finite as null, since JSON has none."""
-    write(path, json.dumps(finite(value), indent=2, allow_nan=False) + '\n')
+def write_results(path: pathlib.Path, asked: Mapping[str, Any], found: Mapping[str, Any]) -> pathlib.Path:
+    """Writes what was asked for and what was found as one JSON object, as `write` does, and returns where it stands.
+
+    A file that holds what was found for another request stays: `NAME-1.json` is taken in its place, or the next name
+    that is free or has been given to this request. Numbers that are not finite are null, since JSON has none.
+    """
+    text = json.dumps(finite({**asked, **found}), indent=2, allow_nan=False) + '\n'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _alone_in(path.parent):
+        place = next(each for each in _numbered(path) if _is_for(each, asked))
+        write(place, text)
+    return place
+
+
+def figures_of(results: pathlib.Path) -> pathlib.Path:
+    """The folder of the figures of a file of results, beside it. Raises `UserError` where it is a link."""
+    folder = results.with_suffix('')
+    check_own(folder.parent, (folder.name,))
+    return folder
+
+
+def _numbered(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """The path, and those with a number after its name."""
+    yield path
+    yield from (path.with_name(f'{path.stem}-{number}{path.suffix}') for number in itertools.count(1))
+
+
+def _is_for(path: pathlib.Path, asked: Mapping[str, Any]) -> bool:
+    """Whether a path is free, or a file of what was found for the same request."""
+    if not os.path.lexists(path):
+        return True
+    try:
+        kept = json.loads(path.read_text(encoding='utf-8')) if path.is_file() else None
+    except (OSError, ValueError, RecursionError):
+        return False
+    wanted = json.loads(json.dumps(finite(asked)))
+    return isinstance(kept, dict) and all(name in kept and kept[name] == value for name, value in wanted.items())
+
+
+@contextlib.contextmanager
+def _alone_in(folder: pathlib.Path) -> Iterator[None]:
+    """Keeps others who choose a name in a folder waiting; a file system without locks does without."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def finite(value: Any) -> Any:
@@ -123,16 +171,31 @@ def read_json(path: pathlib.Path, remedy: str) -> Any:
 
 
 def opened(path: pathlib.Path, flags: int) -> int:
-    """A descriptor of the file at `path`, as `os.open` gives one for `flags`. Raises `UserError` where it is a link."""
+    """A descriptor of the file at `path`, as `os.open` gives one for `flags`.
+
+    Raises `UserError` where it is a link, or no file, such as a pipe.
+    """
     try:
-        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    except OSError:
+        # Without waiting for whoever is at the other end, should it be a pipe.
+        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    except OSError as error:
         check_own(path.parent, (path.name,))
+        # What a pipe that nobody reads, or a socket, answers.
+        if error.errno == errno.ENXIO:
+            raise _no_file(path) from error
         raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise _no_file(path)
+    return handle
+
+
+def _no_file(path: pathlib.Path) -> UserError:
+    return UserError(f'{path} is a pipe, a folder or a device, where a file is written: remove it')
 
 
 def appending(path: pathlib.Path) -> TextIO:
-    """A text file to append to. Raises `UserError` where `path` is a link."""
+    """A text file to append to. Raises `UserError` where `path` is a link, or no file."""
     return os.fdopen(opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), 'a', encoding='utf-8')
 
 

@@ -23,7 +23,10 @@ class Lock:
         self._file: int | None = None
 
     def acquire(self, *, wait: bool = True) -> bool:
-        """Takes the lock; without `wait`, returns False where another holds it. Raises `UserError` for a link."""
+        """Takes the lock; without `wait`, returns False where another holds it.
+
+        Raises `UserError` for what is no file.
+        """
         self._path.parent.mkdir(parents=True, exist_ok=True)
         file = files.opened(self._path, os.O_RDWR | os.O_CREAT)
         if not self._locked(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)):
@@ -44,10 +47,9 @@ class Lock:
             self._file = None
 
     def taken(self) -> bool:
-        """Whether another holds the lock; writes nothing. Raises `UserError` for a link."""
+        """Whether another holds the lock; writes nothing. Raises `UserError` for what is no file."""
         try:
-            # Without waiting for whoever writes to it, should it be a pipe.
-            file = files.opened(self._path, os.O_RDONLY | os.O_NONBLOCK)
+            file = files.opened(self._path, os.O_RDONLY)
         except FileNotFoundError:
             return False
         if not self._locked(file, fcntl.LOCK_SH | fcntl.LOCK_NB):

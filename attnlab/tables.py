@@ -1,6 +1,7 @@
 """The tables that commands print: in a terminal as wide as it is, elsewhere lines with tabs, JSON, CSV or Markdown.
 
 A table holds values, not text. People are shown what each column makes of a value; JSON and CSV have every digit.
+Control characters are spelled, in JSON by its own rules, so that no text speaks to the terminal.
 In a terminal no name and no number is broken: prose wraps between words, and columns are left out by rank where the
 width is too little, which is said below the table.
 """
@@ -36,6 +37,10 @@ INDENT = 4
 """Spaces before a cell that has no room beside the others and stands below them."""
 
 
+CONTROLS = {code: f'\\x{code:02x}' for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in '\n\t'}
+"""How people are shown control characters, by which a text would speak to the terminal: clear it, or answer in it."""
+
+
 class Interval(NamedTuple):
     """A value and the ends of its interval; both are `None` where it has none."""
 
@@ -58,6 +63,14 @@ def shown(value: Any) -> str:
 def spelled(value: Any) -> str:
     """A value as it is written in a config; floats with six digits."""
     return f'{value:.6g}' if isinstance(value, float) else str(value)
+
+
+def visible(text: str) -> str:
+    """A text whose control characters, but for the ends of lines and tabs, are spelled `\\x1b`.
+
+    Files of runs and studies are handed on, and what is in them is printed.
+    """
+    return text.translate(CONTROLS)
 
 
 def digits(form: str) -> Callable[[Any], str]:
@@ -136,7 +149,9 @@ class Table:
 
     def text(self) -> list[list[str]]:
         """The cells as people are shown them."""
-        return [[column.show(value) for column, value in zip(self.columns, row, strict=True)] for row in self.rows]
+        return [
+            [visible(column.show(value)) for column, value in zip(self.columns, row, strict=True)] for row in self.rows
+        ]
 
     def unmarked(self) -> list[list[str]]:
         """The same without marks of code in prose."""
@@ -174,12 +189,19 @@ def print_rows(printer: 'Printer', table: Table, caption: str, notes: Mapping[st
 
 
 def plain_console(**settings: Any) -> Console:
-    """A console with these settings of `rich.console.Console` that prints texts as they are.
+    """A console with these settings of `rich.console.Console` that prints texts as they are, all of them `visible`.
 
     In what runs say there are paths, shapes and reasons, whose brackets would be taken for markup and left out, or be
     an error.
     """
-    return Console(markup=False, highlight=False, **settings)
+    return _PlainConsole(markup=False, highlight=False, **settings)
+
+
+class _PlainConsole(Console):
+    """A console that texts do not speak to."""
+
+    def print(self, *objects: Any, **settings: Any) -> None:
+        super().print(*(visible(each) if isinstance(each, str) else each for each in objects), **settings)
 
 
 def standard_output() -> Console:
@@ -217,6 +239,7 @@ class Printer:
 
     def line(self, text: str) -> None:
         """Prints a line for people, which in a terminal wraps between words."""
+        text = visible(text)
         if self.form == TERMINAL:
             text = '\n'.join(wrapped(text, self._output.width))
         elif self.form == 'markdown':
@@ -229,7 +252,7 @@ class Printer:
             self._write(json.dumps(self._tables, indent=2) + '\n')
 
     def _write(self, text: str) -> None:
-        self._output.file.write(text)
+        self._output.file.write(visible(text))
         self._output.file.flush()
 
 
@@ -271,6 +294,8 @@ def markdown_text(table: Table) -> str:
 
 def rendered(table: Table, width: int) -> Text:
     """The table for a terminal of this width; no line is wider, but for a single word that is."""
+    columns = [dataclasses.replace(column, name=visible(column.name)) for column in table.columns]
+    table = dataclasses.replace(table, columns=columns, title=visible(table.title))
     cells = table.unmarked()
     kept, dropped = _fitting(table, cells, width)
     widths = _widths(table, cells, kept, width)

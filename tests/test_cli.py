@@ -1,6 +1,7 @@
 """What the command line says to obvious mistakes: one line, what it was, what would be right."""
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -260,6 +261,26 @@ def test_analyse_with_neighbours(capsys, run, tmp_path):
     assert len(found['mixtures']) == 9 and found['stored'] > 4
     assert 'every query would find itself' in said(capsys, *asked, '--neighbours=4', '--split=train')
     assert 'hidden states are stored' in said(capsys, *asked, '--neighbours=100000')
+
+
+INTERRUPTED = """
+import os, runpy, signal, sys, time
+from attnlab import cli
+
+def interrupted(argv):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+
+cli.COMMANDS['zoo'] = interrupted
+sys.argv = ['attnlab', 'zoo']
+runpy.run_module('attnlab', run_name='__main__')
+"""
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback():
+    """By the signal: status 130 of a shell, and what those who start workers expect."""
+    done = subprocess.run([sys.executable, '-P', '-c', INTERRUPTED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, '', '')
 
 
 def test_zoo_lists_every_recipe(capsys):

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import json
 
 import pytest
@@ -111,3 +112,25 @@ def test_whole_numbers():
     for text, least in (('0', 1), ('-1', 0), ('1.0', 1), ('²', 1), ('٣', 1), ('', 0)):
         with pytest.raises(UserError, match=f"side is '{text}'; it must be a whole number from {least}"):
             whole('side', text, least)
+
+
+OF_A_RUN = {'task': {'target': 'a.B'}, 'model': {}, 'optimizer': {}, 'evals': []}
+
+
+@pytest.mark.parametrize(
+    ('content', 'said'),
+    [
+        (OF_A_RUN | {'task': 1}, 'TypeError'),
+        (OF_A_RUN | {'task': {}}, "KeyError: 'target'"),
+        (OF_A_RUN | {'model': {'head': 3}}, 'TypeError'),
+        ({'a.b': 1}, 'ValueError'),
+        ({'mixer': {'target': 'attnlab.mixers.softmax.attention.Attention', 'penalty': {}}}, "KeyError: 'weights'"),
+        (functools.reduce(lambda inner, _: {'a': inner}, range(400), {}), 'RecursionError'),
+    ],
+)
+def test_what_no_config_could_be_is_damaged(tmp_path, content, said):
+    path = tmp_path / 'config.json'
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError) as caught:
+        config.load(path)
+    assert f'{path} is damaged: {said}' in str(caught.value) and 'put back a copy of it' in str(caught.value)

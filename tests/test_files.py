@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent import futures
 
 import pytest
 
@@ -131,5 +132,34 @@ def test_a_file_that_grows_is_not_lost_to_one_that_waited(tmp_path):
 
 
 def test_results_that_are_no_numbers_are_null(tmp_path):
-    files.write_results(tmp_path / 'json', {'a': [1.5, float('nan'), (float('inf'), 2)], 'b': {'c': -float('inf')}})
+    found = {'a': [1.5, float('nan'), (float('inf'), 2)], 'b': {'c': -float('inf')}}
+    files.write_results(tmp_path / 'json', {}, found)
     assert json.loads((tmp_path / 'json').read_text()) == {'a': [1.5, None, [None, 2]], 'b': {'c': None}}
+
+
+def test_results_of_another_request_stay_and_those_of_the_same_are_replaced(tmp_path):
+    path = tmp_path / 'evals' / '600-reuse0.2.json'
+    first, second, third = path, path.with_name('600-reuse0.2-1.json'), path.with_name('600-reuse0.2-2.json')
+    train, few = {'split': 'train', 'rows': (1, 2)}, {'split': 'test', 'rows': None}
+    assert files.write_results(path, train, {'loss': 1.0}) == first
+    assert files.write_results(path, few, {'loss': 2.0}) == second
+    assert files.write_results(path, train, {'loss': 3.0}) == first and json.loads(first.read_text())['loss'] == 3.0
+    assert files.write_results(path, few, {'loss': 4.0}) == second and json.loads(second.read_text())['loss'] == 4.0
+    # What does not say what it was asked, is damaged or is no file stays too.
+    first.write_text('{"split": "train", "loss": 5.0}')
+    second.write_text('{"split": "test", ')
+    third.mkdir()
+    assert files.write_results(path, train, {'loss': 6.0}) == path.with_name('600-reuse0.2-3.json')
+    assert first.read_text() == '{"split": "train", "loss": 5.0}' and second.read_text() == '{"split": "test", '
+    assert files.figures_of(second) == tmp_path / 'evals' / '600-reuse0.2-1'
+    assert sorted(tmp_path.glob('evals/.*')) == []
+
+
+def test_two_that_write_results_at_once_keep_both(tmp_path):
+    def write(number):
+        return files.write_results(tmp_path / 'results.json', {'rows': number}, {})
+
+    with futures.ThreadPoolExecutor(8) as pool:
+        places = list(pool.map(write, range(32)))
+    assert len(set(places)) == 32
+    assert [json.loads(place.read_text()) for place in places] == [{'rows': number} for number in range(32)]

@@ -1,7 +1,10 @@
 """Locks of the kernel: who looks at one changes nothing, and none is taken through a link."""
 
+import os
+
 import pytest
 
+from attnlab import files
 from attnlab.errors import UserError
 from attnlab.locks import Lock
 
@@ -19,6 +22,17 @@ def test_looking_at_a_lock_writes_nothing_and_does_not_take_it(tmp_path):
     assert held.acquire() and Lock(path).taken() and not Lock(path).acquire(wait=False)
     held.release()
     assert not Lock(path).taken()
+
+
+@pytest.mark.parametrize('make', [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_no_lock(tmp_path, make):
+    path = tmp_path / 'lock'
+    make(path)
+    for ask in (Lock(path).acquire, Lock(path).taken, lambda: files.appending(path)):
+        with pytest.raises((UserError, IsADirectoryError)) as caught:
+            ask()
+        if make is os.mkfifo:
+            assert f'{path} is a pipe, a folder or a device, where a file is written: remove it' in str(caught.value)
 
 
 @pytest.mark.parametrize('there', [True, False])

@@ -95,6 +95,32 @@ def test_consoles_are_made_in_one_place():
     made = [
         path.relative_to(package).as_posix()
         for path in package.rglob('*.py')
-        if re.search(r'\bConsole\(', path.read_text())
+        if re.search(r'Console\(', path.read_text())
     ]
     assert made == ['tables.py']
+
+
+SPEAKS = 'a\x1b]52;c;aGk=\x07b\x1b[2J\x9b2Jc\rd'
+SPELLED = r'a\x1b]52;c;aGk=\x07b\x1b[2J\x9b2Jc\x0dd'
+
+
+@pytest.mark.parametrize('form', [None, 'plain', 'markdown', 'csv', 'json'])
+def test_no_text_speaks_to_the_terminal(form, capsys):
+    """Escape sequences of a terminal can rename its window, clear it, or write to the clipboard."""
+    table = Table(SPEAKS, (Column(SPEAKS), Column('value', prose=True)), [(SPEAKS, SPEAKS)], SPEAKS)
+    file = io.StringIO()
+    printer = Printer(Console(file=file, width=200, force_terminal=form is None, color_system=None), form)
+    printer.table(table)
+    printer.line(f'said: {SPEAKS}')
+    printer.close()
+    shown = file.getvalue() + capsys.readouterr().err
+    assert not {char for char in shown if char in '\x1b\x07\x9b\r'}, repr(shown)
+    assert f'said: {SPELLED}' in shown and 'aGk=' in file.getvalue()
+    if form == 'json':
+        assert json.loads(file.getvalue()) == {SPEAKS: [{SPEAKS: SPEAKS, 'value': SPEAKS}]}
+    tables.plain_console(file=file, width=200).print(f'failed: {SPEAKS}')
+    assert f'failed: {SPELLED}\n' in file.getvalue()
+
+
+def test_ends_of_lines_and_tabs_are_no_controls():
+    assert tables.visible('a\n\tb é ü') == 'a\n\tb é ü'

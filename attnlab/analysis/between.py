@@ -391,8 +391,9 @@ def analyse_between(
     if merged is not None:
         check_new(workdir, merged, '--merged')
     found, near = compared(first, other, measuring(first, question.batches()))
-    record = question.record() | {'second': str(second), 'second_step': last.step} | dataclasses.asdict(found)
-    question.report(printer, '-between', record, tables(found, f'{workdir} and {second}, {question.split}'))
+    record = question.record() | {'second': str(second), 'second_step': last.step}
+    shown = tables(found, f'{workdir} and {second}, {question.split}')
+    question.report(printer, '-between', record, dataclasses.asdict(found), shown)
     if merged is not None:
         facts = {
             'merged': [str(workdir), str(second)],

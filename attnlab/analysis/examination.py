@@ -67,8 +67,8 @@ def analyse_run(question: Question, printer: Printer, bits: tuple[int, ...]) -> 
     found = Examination(tuple(_layers(loaded, examples)), _losses(loaded, examples, bits))
     curves = {name: [layer.get(name, np.nan) for layer in found.layers] for name in found.names()}
     tables = (_layer_table(found, question.title), _bits_table(found.losses))
-    record = question.record() | found.numbers()
-    question.report(printer, '', record, tables, functools.partial(layer_curves, curves))
+    record = question.record() | {'bits': list(bits)}
+    question.report(printer, '', record, found.numbers(), tables, functools.partial(layer_curves, curves))
     return found
 
 

@@ -221,9 +221,10 @@ def analyse_influence(question: Question, printer: Printer, trained: int, *, dam
         raise UserError(f'--influence is {trained}; rows of training are compared, so there must be two or more')
     loaded = question.loaded
     found = measured(loaded, question.batches(), training_rows(loaded.setup, trained), damping)
-    record = question.record() | {'damping': damping, 'agreement': found.agreement}
-    record |= {'by_curvature': found.by_curvature.tolist(), 'by_gradient': found.by_gradient.tolist()}
-    question.report(printer, '-influence', record, (_table(found, question.title),))
+    record = question.record() | {'trained_rows': trained, 'damping': damping}
+    numbers = {'agreement': found.agreement}
+    numbers |= {'by_curvature': found.by_curvature.tolist(), 'by_gradient': found.by_gradient.tolist()}
+    question.report(printer, '-influence', record, numbers, (_table(found, question.title),))
     return found
 
 

@@ -117,8 +117,8 @@ def analyse_inside(question: Question, printer: Printer, *, tuned: bool = False)
             f'rows is {question.rows}; the tuned lens is fitted to one half of the rows and measured on the other'
         )
     found, drawn = looked_into(question.loaded, question.batches(), tuned=tuned)
-    record, tables = question.record() | dataclasses.asdict(found), _tables(found, question.title)
-    question.report(printer, '-inside', record, tables, functools.partial(draw, drawn))
+    record, tables = question.record() | {'tuned': tuned}, _tables(found, question.title)
+    question.report(printer, '-inside', record, dataclasses.asdict(found), tables, functools.partial(draw, drawn))
     return found
 
 

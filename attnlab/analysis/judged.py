@@ -14,7 +14,7 @@ from attnlab.analysis.uncertainty import classifier
 from attnlab.errors import UserError
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.drawn import Drawings
-from attnlab.files import check_own, write_results
+from attnlab.files import check_own, figures_of, write_results
 from attnlab.mixers.softmax.reused import Reuse
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
@@ -115,17 +115,19 @@ def judge(
         name = f'{loaded.name}-judged' + ('' if reuse is None else f'-reuse{reuse.share:g}')
         folder = workdir / 'evals'
         check_own(workdir, ('evals', f'evals/{name}'))
-        compared.draw(folder / name)
         record = {'step': loaded.step, 'ema': loaded.ema, 'split': drawings.split, 'examples': drawings.count}
-        record |= {f'examples{OF_DATA}': len(there['label'])}
         by = {'judge': str(judging), 'judge_step': judged_by.step, 'other_data': other_data}
         if drawings.reuse is not None:
             by |= {'reuse': dataclasses.asdict(drawings.reuse)}
-        write_results(folder / f'{name}.json', {**record, **by, **found})
+        path = write_results(
+            folder / f'{name}.json', {**record, **by}, {f'examples{OF_DATA}': len(there['label']), **found}
+        )
+        figures = figures_of(path)
+        compared.draw(figures)
         printer.table(compared.table(f'{workdir}, step {loaded.name}'))
         title = f'{drawings.count} drawn images, and {len(there["label"])} of data, as {judging} sees them'
         printer.table(_table(of_drawn, of_data, title))
-        printer.line(f'written: {folder / name}.json, {folder / name / "drawn.png"}')
+        printer.line(f'written: {path}, {figures / "drawn.png"}')
     return found
 
 

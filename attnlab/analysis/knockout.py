@@ -99,10 +99,10 @@ def analyse_knockout(question: Question, printer: Printer, wanted: Wanted, *, ow
     asked = asked_of(question, own)
     found = knockout(question.loaded, asked, wanted)
     record = asked_record(question, asked, own)
-    record |= dataclasses.asdict(wanted) | {'layers': found.layers, 'sources': found.sources, 'clean': found.clean}
-    record |= {'by_layer': found.by_layer.tolist(), 'everywhere': found.everywhere.tolist()}
+    record |= dataclasses.asdict(wanted) | {'layers': found.layers, 'sources': found.sources}
+    numbers = {'clean': found.clean, 'by_layer': found.by_layer.tolist(), 'everywhere': found.everywhere.tolist()}
     table = _table(found, asked, wanted, f'{question.checkpoint}, {asked.of}')
-    question.report(printer, f'-knockout-{wanted.part}', record, (table,))
+    question.report(printer, f'-knockout-{wanted.part}', record, numbers, (table,))
     return found
 
 

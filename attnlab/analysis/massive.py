@@ -211,7 +211,7 @@ def analyse_massive(question: Question, printer: Printer) -> Massive:
     batches = question.batches()
     found = looked_at(question.loaded, batches)
     tables = _tables(found, batches, shown_by(question.loaded, question.workdir), question.title)
-    question.report(printer, '-massive', question.record() | dataclasses.asdict(found), tables)
+    question.report(printer, '-massive', question.record(), dataclasses.asdict(found), tables)
     return found
 
 

@@ -132,12 +132,12 @@ def analyse_neighbours(
         stored.states[keys], stored.targets, queries.states[keys], queries.targets, queries.losses, count
     )
     listed = [{'share': share, 'temperature': t, 'loss': loss} for (share, t), loss in examined.mixtures.items()]
-    record = question.record() | {'neighbours': count, 'keys': keys, 'stored': examined.stored}
-    record |= {'loss': examined.loss, 'mixtures': listed}
-    record |= {'by_count': _listed(examined.by_count), 'by_stored': _listed(examined.by_stored)}
+    record = question.record() | {'neighbours': count, 'keys': keys, 'stored_rows': stored_rows}
+    found = {'stored': examined.stored, 'loss': examined.loss, 'mixtures': listed}
+    found |= {'by_count': _listed(examined.by_count), 'by_stored': _listed(examined.by_stored)}
     title = f'{question.title}: {count} neighbours of {examined.stored:,}, {KEYS[keys]}'
     suffix = '-neighbours' if keys == 'head' else f'-neighbours-{keys}'
-    question.report(printer, suffix, record, (_table(examined, title), _fewer(examined)))
+    question.report(printer, suffix, record, found, (_table(examined, title), _fewer(examined)))
     return examined
 
 

@@ -65,10 +65,10 @@ def analyse_head(question: Question, printer: Printer, ranks: tuple[int, ...]) -
     if min(ranks) < 1 or max(ranks) > width:
         raise UserError(f'ranks is {list(ranks)}; ranks must be from 1 to {width}, the width of the hidden states')
     examined = _examined(loaded.model().head, found, rows, ranks)
-    record = {**question.record(), **examined.numbers, 'loss': examined.loss}
-    record['refits'] = [each._asdict() for each in examined.refits]
+    record = question.record() | {'ranks': list(ranks)}
+    found_of = {**examined.numbers, 'loss': examined.loss, 'refits': [each._asdict() for each in examined.refits]}
     numbers = pairs('head', {name: f'{value:.4g}' for name, value in examined.numbers.items()})
-    question.report(printer, '-head', record, (numbers, _table(examined, question.title)))
+    question.report(printer, '-head', record, found_of, (numbers, _table(examined, question.title)))
     return examined
 
 

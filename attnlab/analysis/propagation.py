@@ -75,10 +75,10 @@ def analyse_propagation(question: Question, printer: Printer, *, own: Prompts | 
     asked = asked_of(question, own)
     found = propagation(question.loaded, asked)
     record = asked_record(question, asked, own)
-    record |= {'value': found.value, 'adds': dict(found.adds)}
-    record['directions'] = {place: each.tolist() for place, each in found.directions.items()}
+    numbers = {'value': found.value, 'adds': dict(found.adds)}
+    numbers['directions'] = {place: each.tolist() for place, each in found.directions.items()}
     table = _table(found, asked, f'{question.checkpoint}, {asked.of}')
-    question.report(printer, '-propagate', record, (table,))
+    question.report(printer, '-propagate', record, numbers, (table,))
     return found
 
 

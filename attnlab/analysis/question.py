@@ -71,7 +71,7 @@ class Question:
             raise UserError(f'{self.workdir} holds a {type(self.loaded.setup.model).__name__}, {clause}')
 
     def record(self) -> dict[str, Any]:
-        """What a file of results says of it."""
+        """What a file of results says of it: the part of a request that all analyses have."""
         return {
             'step': self.loaded.step,
             'split': self.split,
@@ -84,17 +84,20 @@ class Question:
         self,
         printer: Printer,
         suffix: str,
-        record: Mapping[str, Any],
+        asked: Mapping[str, Any],
+        found: Mapping[str, Any],
         tables: Iterable[Table],
         figure: Callable[[pathlib.Path], Any] | None = None,
     ) -> None:
-        """Writes `analysis/<step><suffix>.json` and beside it the figure; prints the tables, and what was written."""
+        """Writes `analysis/<step><suffix>.json` and beside it the figure; prints the tables, and what was written.
+
+        What was found for another request, of which `asked` is the record, stays: see `files.write_results`.
+        """
         check_own(self.workdir, ('analysis',))
         path = self.workdir / 'analysis' / f'{self.loaded.name}{suffix}.json'
-        write_results(path, record)
-        written = [path]
+        written = [write_results(path, asked, found)]
         if figure is not None:
-            written.append(path.with_suffix('.png'))
+            written.append(written[0].with_suffix('.png'))
             figure(written[-1])
         for table in tables:
             printer.table(table)

@@ -10,7 +10,7 @@ from attnlab.blocks.block import mixer_of
 from attnlab.errors import UserError
 from attnlab.evals.by_slice import ENDS, EXAMPLES, BySlice
 from attnlab.evals.request import Request
-from attnlab.files import check_own, write_results
+from attnlab.files import check_own, figures_of, write_results
 from attnlab.mixers.spatial.reduced import EmbeddingFreeAttention
 from attnlab.models.layers import stacks
 from attnlab.runs.loading import Loaded
@@ -63,15 +63,17 @@ def reduce(
         check_own(workdir, ('evals', f'evals/{name}'))
         metrics = list(next(iter(numbers.values())))
         curves = {metric: {factor: one[metric] for factor, one in numbers.items()} for metric in metrics}
-        cost_curves(curves, operations, folder / name / 'reductions.png')
         record = {'step': loaded.step, 'ema': loaded.ema, 'split': evaluator.split, 'other_data': other_data}
-        write_results(folder / f'{name}.json', {**record, 'operations_a_token': operations, 'factors': numbers})
+        record['asked'] = {'factors': list(factors), 'examples': evaluator.examples}
+        path = write_results(folder / f'{name}.json', record, {'operations_a_token': operations, 'factors': numbers})
+        figures = figures_of(path)
+        cost_curves(curves, operations, figures / 'reductions.png')
         columns = [Column('factor', right=True), Column('operations a token', digits(',.0f'), True)]
         columns += [Column(metric, digits('.4f'), True) for metric in metrics]
         rows = [(factor, operations[factor], *one.values()) for factor, one in numbers.items()]
         title = f'{workdir}, step {loaded.name}, {evaluator.split}: ratios of reduction multiplied'
         printer.table(Table('reductions', columns, rows, title))
-        printer.line(f'written: {folder / name}.json, {folder / name / "reductions.png"}')
+        printer.line(f'written: {path}, {figures / "reductions.png"}')
     return numbers
 
 

@@ -118,12 +118,15 @@ def analyse_trace(
     others = np.roll(asked.tokens, -1, axis=0) if asked.others is None else asked.others
     found = trace(loaded, asked, others, kinds=kinds, window=window)
     heads = without_heads(loaded, asked)
-    record = asked_record(question, asked, own)
-    record |= {'window': window, 'clean': found.clean, 'corrupted': found.corrupted}
-    record['maps'] = {kind: each.tolist() for kind, each in found.maps.items()}
-    record['without_head'] = {f'{layer}.{head}': value for (layer, head), value in heads.items()}
+    record = asked_record(question, asked, own) | {'window': window, 'places': list(found.maps)}
+    numbers = {
+        'clean': found.clean,
+        'corrupted': found.corrupted,
+        'maps': {kind: each.tolist() for kind, each in found.maps.items()},
+        'without_head': {f'{layer}.{head}': value for (layer, head), value in heads.items()},
+    }
     tables = _tables(found, heads, asked, f'{question.checkpoint}, {asked.of}')
-    question.report(printer, '-trace', record, tables)
+    question.report(printer, '-trace', record, numbers, tables)
     return found
 
 

@@ -238,9 +238,10 @@ def analyse_uncertainty(
         'cascade_with': None if second is None else str(second),
         'budget': budget,
         'decay': decay,
+        'asked': {'alpha': alpha, 'risk': risk, 'risk_level': None if risk is None else level},
     }
     suffix = f'-uncertainty{"-ensemble" if members else ""}'
-    question.report(printer, suffix, record | dataclasses.asdict(found), tables(found, question.title))
+    question.report(printer, suffix, record, dataclasses.asdict(found), tables(found, question.title))
     return found
 
 

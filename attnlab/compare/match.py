@@ -15,7 +15,7 @@ from ml_collections.config_flags import config_path
 from attnlab import files
 from attnlab.compare.measures import Measure, measure
 from attnlab.config import flatten, from_plain, plain, save
-from attnlab.errors import UserError
+from attnlab.errors import UserError, nearest
 from attnlab.tables import Column, Printer, Table, digits
 from attnlab.train.setup import prepare
 from attnlab.zoo import ZOO
@@ -367,7 +367,15 @@ def match_recipes(
 
     `target` is a number, or the name of the recipe that the others are matched to as it stands. `below_range` takes
     states smaller than their papers try, or than the recipes' own where that is not known.
+
+    Raises `UserError` for what is no row of the zoo, such as a pattern of rows, and what `match` raises.
     """
+    for name in configs:
+        if name not in ZOO:
+            raise UserError(
+                f'--recipes has {name!r}; a recipe is a row of the zoo, which says what sizes may be adjusted'
+                f'{nearest(name, ZOO)}'
+            )
     wanted = _target(configs, by, target)
     found: dict[str, Matched] = {}
     for name, config in configs.items():

@@ -54,6 +54,7 @@ class RunResult:
       scores: of the seeds, where there are several.
       weight_bytes: of parameters and buffers, as they are held and saved.
       quantized: whether it was made by `attnlab quantize`.
+      step: how many steps are reported.
     """
 
     name: str
@@ -76,6 +77,7 @@ class RunResult:
     scores: tuple[float, ...] = ()
     weight_bytes: int = 0
     quantized: bool = False
+    step: int = 0
 
     @property
     def bits(self) -> float:
@@ -96,6 +98,10 @@ class RunResult:
             return Measured(self.score, self.low, self.high, self.seeds, 'range' if self.seeds == 2 else 'seeds')
         kind: Kind = 'examples' if is_share(self.metric) else 'documents'
         return Measured(self.score, self.low, self.high, self.evaluated, kind)
+
+    def titled(self, name: str) -> str:
+        """A name for it, with how far it came where it is not finished."""
+        return name if self.finished else f'{name} (not finished, step {self.step:,})'
 
     @property
     def higher(self) -> bool:
@@ -152,6 +158,7 @@ def run_result(record: Record, metric: str | None = None) -> RunResult:
         noise=measured.noise,
         weight_bytes=record.weight_bytes,
         quantized=record.quantized,
+        step=record.step,
     )
 
 

@@ -95,9 +95,8 @@ def baseline_values(group: Sequence[RunResult]) -> list[tuple[Any, ...]]:
 
 
 def _values(one: RunResult) -> tuple[Any, ...]:
-    name = one.name if one.finished else f'{one.name} (not finished)'
     costs = one.parameters, one.state_bytes, one.state_bytes_8x, one.flops, one.tokens_per_second
-    return name, one.measured, one.seeds, *costs
+    return one.titled(one.name), one.measured, one.seeds, *costs
 
 
 def _weights(one: RunResult) -> tuple[Any, ...]:

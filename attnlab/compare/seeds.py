@@ -29,9 +29,9 @@ SEED = re.compile(r'[-_/. ]*(seed|s)?[-_=]?\d*$')
 def seed_groups(records: Sequence[Record]) -> list[list[int]]:
     """The places of runs that differ only in seed, in the order in which groups first come.
 
-    Runs on different devices, or of other data under the same names, are not of one group. Those of one config and one
-    seed stay apart: they are repeats, or differ in what their configs do not say, such as the code, so that they are no
-    sample of seeds. Runs that are made of others are of one group only if they are made alike.
+    Runs on different devices, of other data under the same names, or at different steps are not of one group. Those of
+    one config and one seed stay apart: they are repeats, or differ in what their configs do not say, such as the code,
+    so that they are no sample of seeds. Runs that are made of others are of one group only if they are made alike.
     """
     groups: dict[str, list[int]] = {}
     for place, record in enumerate(records):
@@ -47,10 +47,11 @@ def _conditions(record: Record) -> str:
     """Everything that runs of one group have in common."""
     kept = {key: value for key, value in plain(record.config).items() if key not in TRACELESS}
     facts = record.facts
-    # Configs do not say that a run was edited, merged, or quantized with feedback.
+    # Configs do not say how far a run came, nor that it was edited, merged, or quantized with feedback.
     made = [[name, _alike(making)] for name, making in makings(facts)]
     return json.dumps(
-        [kept, facts['device_kind'], facts['device_count'], made, data_hashes(facts['data'])], sort_keys=True
+        [kept, record.step, facts['device_kind'], facts['device_count'], made, data_hashes(facts['data'])],
+        sort_keys=True,
     )
 
 

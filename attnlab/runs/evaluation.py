@@ -10,7 +10,7 @@ from attnlab.evals.cadence import AtEnd
 from attnlab.evals.forecasts import Forecasts, ShownForecasts
 from attnlab.evals.held_out import HeldOut
 from attnlab.evals.request import Request
-from attnlab.files import check_own, write_results
+from attnlab.files import check_own, figures_of, write_results
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Printer
 from attnlab.tasks.forecasting import Forecasting
@@ -33,9 +33,9 @@ def evaluate_run(
     Of a run that forecasts a series, forecasts and their spectra are drawn too, each with its numbers as CSV.
 
     The name is the step by default, `600-ema` for the average of the parameters, and another where the model was
-    changed; for a sample of a text the number of tokens is appended: `600-65536-tokens`. The file also holds the
-    request, `ema`, whether it is the average that was evaluated, and `other_data`, whether the data may differ from the
-    run's.
+    changed; for a sample of a text the number of tokens is appended: `600-65536-tokens`. What another request found
+    stays, and a number follows the name: `600-1`. The file also holds the request, `ema`, whether it is the average
+    that was evaluated, and `other_data`, whether the data may differ from the run's.
     Raises `UserError` for an option that does not apply to the task, and where `evals` is a link.
     """
     model = loaded.name if name is None else name
@@ -46,23 +46,22 @@ def evaluate_run(
     evaluation = evaluator.evaluate(setup, loaded.variables)
     shown = _forecasts(loaded, evaluator.split)
     if jax.process_index() == 0:
-        folder = workdir / 'evals'
-        evaluation.draw(folder / name)
-        if shown is not None:
-            shown.draw(folder / name)
-        path = folder / f'{name}.json'
-        record = {'asked': dataclasses.asdict(request), 'other_data': other_data}
+        asked = dataclasses.asdict(dataclasses.replace(request, split=evaluator.split))
+        record = {'step': loaded.step, 'ema': loaded.ema, 'split': evaluator.split, 'asked': asked}
         of_forecasts = {} if shown is None else {f'forecasts/{key}': value for key, value in shown.numbers.items()}
-        found = {**record, **evaluation.numbers, **of_forecasts}
-        write_results(path, {'step': loaded.step, 'ema': loaded.ema, 'split': evaluator.split, **found})
+        found = {**evaluation.numbers, **of_forecasts}
+        path = write_results(workdir / 'evals' / f'{name}.json', record | {'other_data': other_data}, found)
+        figures = figures_of(path)
+        evaluation.draw(figures)
+        if shown is not None:
+            shown.draw(figures)
         title = f'{workdir}, step {model}, {evaluator.split}'
         printer.table(evaluation.table(title))
         if shown is not None and shown.numbers:
             printer.table(shown.table(title))
         if isinstance(evaluator, BySlice) and (guessed := trivial_line(setup, evaluator)) is not None:
             printer.line(guessed)
-        figures = sorted(map(str, (folder / name).glob('*.png')))
-        printer.line(f'written: {", ".join([str(path), *figures])}')
+        printer.line(f'written: {", ".join([str(path), *sorted(map(str, figures.glob("*.png")))])}')
     return dict(evaluation.numbers)
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from attnlab.config import TARGET
 from attnlab.signature import PLAIN, Parameter, members, parameters
-from attnlab.tables import TERMINAL, Column, Printer, Table, wrapped
+from attnlab.tables import TERMINAL, Column, Printer, Table, visible, wrapped
 from attnlab.trust import named
 
 RUN = {
@@ -103,9 +103,9 @@ def _print_entry(entry: Key, printer: Printer) -> None:
     if printer.form == 'plain':
         printer.line(f'{entry.key} = {entry.value}  # {said}')
         return
-    head = Text(f'{entry.key} = {entry.value}', style='bold' if entry.kind.startswith('part') else '')
+    head = Text(visible(f'{entry.key} = {entry.value}'), style='bold' if entry.kind.startswith('part') else '')
     printer.console.print(head, soft_wrap=True)
-    for line in wrapped(said, printer.console.width - 4):
+    for line in wrapped(visible(said), printer.console.width - 4):
         printer.console.print(Text(f'    {line}', style='dim'), soft_wrap=True)
 
 

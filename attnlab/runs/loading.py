@@ -10,6 +10,7 @@ from flax import nnx
 
 from attnlab.config import spec
 from attnlab.errors import UserError
+from attnlab.tables import visible
 from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.partition import Axes
 from attnlab.train.run import check_data, saved_config
@@ -72,7 +73,7 @@ def restored(setup: Setup, workdir: pathlib.Path, step: int | None = None, *, em
             f'{workdir} keeps no average of its parameters (config.optimizer.ema is None); leave out --ema, or train '
             'another run with --config.optimizer.ema=0.999'
         )
-    checkpoints = Checkpoints(workdir / 'checkpoints', notify=lambda text: print(text, file=sys.stderr))
+    checkpoints = Checkpoints(workdir / 'checkpoints', notify=lambda text: print(visible(text), file=sys.stderr))
     # The state of the optimiser is for training alone: it is not read, and a quantized run has none. Of parameters and
     # their average one is read.
     unread: dict[str, Any] = {'opt_state': (), 'params' if ema else 'average': nnx.State({})}

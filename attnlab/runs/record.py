@@ -1,9 +1,10 @@
 """What a run directory says of its run: what it was, what it cost, how far it came. Nothing is built or measured."""
 
 import dataclasses
+import itertools
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ class Record:
       folder: its work directory.
       config: all of it.
       step: how many steps are reported.
-      last: the newest value of each metric by name, such as `valid/loss`; NaN for one that was not finite.
+      last: the newest value of each metric by name, such as `valid/loss`; NaN for one that was not finite. Ends of
+        intervals are those of that value.
       facts: what the newest start recorded: the model, kernels, data, versions and devices.
       tokens_per_second: of training, the median over what was reported; `None` before the first report.
     """
@@ -77,8 +79,7 @@ class Record:
 
     def measured(self, metric: str) -> Measured:
         """The newest value of a metric, with its interval over what was evaluated where the run wrote one down."""
-        stem, at, multiple = metric.partition('@')
-        value, low, high = (self.last.get(f'{stem}{end}{at}{multiple}') for end in ('', '_low', '_high'))
+        value, low, high = (self.last.get(name) for name in (metric, *_ends(metric)))
         if value is None:
             raise KeyError(metric)
         if low is None or high is None:
@@ -101,6 +102,23 @@ class Record:
         return self.facts['implementations']
 
 
+def newest(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The newest value of each name in lines of metrics; ends of intervals are of the line that has their value."""
+    found: dict[str, Any] = {}
+    for line in lines:
+        # A value that is not finite has no interval, and that of an older step is not its own.
+        for end in itertools.chain.from_iterable(map(_ends, line)):
+            found.pop(end, None)
+        found |= line
+    return found
+
+
+def _ends(metric: str) -> tuple[str, str]:
+    """The names of the ends of a metric's interval."""
+    stem, at, multiple = metric.partition('@')
+    return f'{stem}_low{at}{multiple}', f'{stem}_high{at}{multiple}'
+
+
 def read_record(workdir: pathlib.Path) -> Record:
     """Reads a run directory. Raises `UserError` where it is none, or was never started."""
     config, starts = run.saved_config(workdir), run.starts(workdir)
@@ -112,7 +130,7 @@ def read_record(workdir: pathlib.Path) -> Record:
         folder=workdir,
         config=config,
         step=max((line['step'] for line in lines), default=0),
-        last={name: float(value) for line in lines for name, value in line.items() if name != 'step'},
+        last={name: float(value) for name, value in newest(lines).items() if name != 'step'},
         facts=starts[-1],
         tokens_per_second=float(np.median(speeds)) if speeds else None,
     )

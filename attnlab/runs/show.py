@@ -4,6 +4,7 @@ import pathlib
 import shlex
 
 from attnlab.config import flatten
+from attnlab.runs.record import newest
 from attnlab.tables import Column, Printer, Table, pairs
 from attnlab.train.report import read_lines
 from attnlab.train.run import saved_config
@@ -13,9 +14,7 @@ from attnlab.train.run import starts as run_starts
 def show_run(workdir: pathlib.Path, printer: Printer) -> None:
     """Prints a run's results and checkpoints, how it was started, and its config."""
     config, starts = saved_config(workdir), run_starts(workdir)
-    last: dict[str, object] = {}
-    for line in read_lines(workdir / 'metrics.jsonl'):
-        last |= line
+    last = newest(read_lines(workdir / 'metrics.jsonl'))
     ordered = dict(sorted(last.items(), key=lambda item: item[0].startswith('train/')))
     printer.table(pairs('results', ordered, 'last of each metric'))
     saved = sorted(int(path.name) for path in (workdir / 'checkpoints').glob('*') if path.name.isdecimal())

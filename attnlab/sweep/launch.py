@@ -66,8 +66,14 @@ def host_cores() -> list[int]:
 
 
 def pin(cores: Sequence[int], device: int | None) -> None:
-    """Restricts this process to its cores and device; call before JAX starts."""
-    if cores and sys.platform.startswith('linux'):
+    """Restricts this process to its cores and device; call before JAX starts.
+
+    Raises `UserError` for cores that are not among those it may use.
+    """
+    if cores and (usable := host_cores()):
+        if others := sorted(set(cores) - set(usable)):
+            shown = [', '.join(map(str, each)) for each in (others, usable)]
+            raise UserError(f'--cores has {shown[0]}; the cores that this process may use are {shown[1]}')
         os.sched_setaffinity(0, cores)
     if device is not None:
         import jax

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from attnlab.sweep.study import Study, read_confirmation, read_study
-from attnlab.tables import Column, Printer, Table, digits, rendered
+from attnlab.tables import Column, Printer, Table, digits, rendered, visible
 from attnlab.train.report import whole_lines
 
 PAUSE = 1.0
@@ -94,7 +94,7 @@ def status_table(study: Study, name: str = 'trials') -> Table:
 
 def live_status(study: Study, console: Console) -> Text:
     """The table of a study for a terminal, with a summary line."""
-    return rendered(status_table(study), console.width).append(summary(study, statuses(study)))
+    return rendered(status_table(study), console.width).append(visible(summary(study, statuses(study))))
 
 
 def show_status(folder: pathlib.Path, storage: str | None, printer: Printer, *, watch: bool = False) -> None:

@@ -8,6 +8,7 @@
           lock           held while a worker looks for a trial
           home           an identifier that distinguishes this folder from that of another host
           confirm/       the study of the winner, with fresh seeds
+          jobs/          submitit's, where workers are jobs of a cluster
 
 A trial is RUNNING in Optuna from its creation to its end. The process that runs it holds a file lock, which the kernel
 releases when the process dies; Optuna's heartbeat needs a database and a timeout. A worker first resumes trials whose
@@ -47,7 +48,7 @@ SWEEP = 'sweep'
 POINT = 'point'
 """The note of a trial's point: all of what was drawn, in one write."""
 SURPLUS = 'one more than the sweep has: another host made the last trial at the same time'
-OWN = (JOURNAL, 'trials', 'logs', 'locks', 'confirm')
+OWN = (JOURNAL, 'trials', 'logs', 'locks', 'confirm', 'jobs')
 """What a study is written to below its folder, besides files that are replaced or locked."""
 DATABASE = 'database'
 """The file that marks a study whose trials are stored in a database."""

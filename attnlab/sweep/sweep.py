@@ -11,14 +11,26 @@ from ml_collections.config_flags import config_path
 from attnlab.config import build, flatten, from_plain, plain, spec
 from attnlab.errors import UserError, nearest
 from attnlab.evals.measured import goal_of
+from attnlab.signature import check_type
 from attnlab.sweep.search import GridSearch, Pruner, Sampler
-from attnlab.sweep.space import Drawn, Grid, Space
+from attnlab.sweep.space import Dimension, Drawn, Grid, Space
 
 KEYS = ('base', 'space', 'sampler', 'pruner', 'trials', 'seeds', 'metric', 'goal', 'confirm')
 """The top-level keys of every sweep config."""
 
 OPTIONAL = frozenset({'reported'})
 """Top-level keys that a sweep config may have besides."""
+
+
+PARTS = {
+    'space': dict,
+    'sampler': Sampler,
+    'pruner': Pruner | None,
+    'trials': int | None,
+    'seeds': tuple,
+    'metric': str,
+}
+"""What the parts of a sweep config build."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +170,10 @@ def read(config: ConfigDict) -> Sweep:
         raise UserError(f'a sweep config lacks {lacks} and has the unknown {unknown}')
     built = {name: build(config[name], f'config.{name}') for name in config if name != 'base'}
     space, seeds, sampler = built['space'], built['seeds'], built['sampler']
+    for name, kind in PARTS.items():
+        check_type(f'config.{name}', built[name], kind)
+    for name, dimension in space.items():
+        check_type(f'config.space.{name}', dimension, Dimension)
     if not seeds or len(set(seeds)) != len(seeds) or not all(type(seed) is int for seed in seeds):
         raise UserError(f'config.seeds is {seeds}; it must hold whole numbers, each once')
     if type(built['confirm']) is not int or built['confirm'] < 0:

@@ -273,6 +273,7 @@ class Checkpoints:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._clear(f'*{UNFINISHED}*')
             self._clear('removing-*')
+            self._clear('.*.*.tmp')  # copies of forks that were killed
         self._swept = True
 
     def _check_space(self, step: int, needed: int) -> None:

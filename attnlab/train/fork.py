@@ -43,14 +43,34 @@ class Fork:
         return {'run': str(self.run), 'step': self.step, 'same_rates': self.same_rates}
 
     def copy_into(self, workdir: pathlib.Path) -> None:
-        """Copies the checkpoint and the metrics, unless the work directory has a checkpoint already."""
+        """Copies the checkpoint and the metrics, unless the work directory has a checkpoint already.
+
+        Raises `UserError` where the checkpoint cannot be read or written, which then is not there at all.
+        """
         folder = workdir / 'checkpoints'
         if any(path.name.isdecimal() for path in folder.glob('*')):
             return
         files.write(workdir / 'metrics.jsonl', (self.run / 'metrics.jsonl').read_text())
-        temporary = files.temporary_name(folder / str(self.step))
-        shutil.copytree(self.run / 'checkpoints' / str(self.step), temporary)
-        temporary.rename(folder / str(self.step))
+        place = folder / str(self.step)
+        temporary = files.temporary_name(place)
+        try:
+            shutil.copytree(self.run / 'checkpoints' / str(self.step), temporary)
+            temporary.rename(place)
+        except OSError as error:
+            raise UserError(
+                f'checkpoint {self.step} of {self.run} cannot be copied to {place}: {_first_reason(error)}; '
+                'nothing is left of the copy: mend that, and give the same command again'
+            ) from error
+        finally:
+            # What cannot be removed now is removed by the first save.
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _first_reason(error: OSError) -> str:
+    """Why a file could not be copied; of a tree that is the first that failed, for `shutil` tries them all."""
+    if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
+        return str(error.args[0][0][-1])
+    return str(error)
 
 
 def forked_config(run: pathlib.Path, workdir: pathlib.Path | None = None) -> ConfigDict:

@@ -21,6 +21,7 @@ from tensorboardX import SummaryWriter
 from attnlab import files
 from attnlab.errors import UserError
 from attnlab.metrics import bits
+from attnlab.tables import visible
 from attnlab.train.hardware import hardware
 
 WANDB_ID = 'wandb_id'
@@ -100,7 +101,8 @@ class Report:
             self._described.add(name)
             tokens, documents = (f'{numbers[key]:,.0f}' for key in ('sampled_tokens', 'sampled_documents'))
             self._bar.console.print(f'{name}: a sample of {tokens} tokens from {documents} documents')
-        self._bar.console.print(Text.assemble((f'step {number}', 'dim'), f'  {name}: {evaluation_line(numbers)}'))
+        said = visible(f'  {name}: {evaluation_line(numbers)}')
+        self._bar.console.print(Text.assemble((f'step {number}', 'dim'), said))
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
         """Excludes the time spent inside (evaluating, saving) from the reported speed."""

@@ -12,6 +12,7 @@ import jax
 
 from attnlab.errors import UserError, nearest
 from attnlab.models.stack import layers_of
+from attnlab.tables import visible
 from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.optimizer import named_parameters
 from attnlab.train.state import TrainState
@@ -110,7 +111,7 @@ class FromRun:
         return dict(found)
 
     def _checkpoints(self) -> contextlib.closing[Checkpoints]:
-        return contextlib.closing(Checkpoints(self._folder, notify=lambda line: print(line, file=sys.stderr)))
+        return contextlib.closing(Checkpoints(self._folder, notify=lambda line: print(visible(line), file=sys.stderr)))
 
     @property
     def _folder(self) -> pathlib.Path:

@@ -60,6 +60,11 @@ def test_a_run_judges_what_another_draws(runs, capsys):
     assert few['reuse']['share'] == 0.2 and 'reuse' not in found
     # Both of two steps are among the first, which read all keys.
     assert few['mean_error'] == pytest.approx(found['mean_error'], rel=1e-4)
+    # Of another number of images it does not take the place of these.
+    assert main([word.replace('examples=10', 'examples=5') for word in command]) == 0
+    fewer = json.loads((runs / 'drawing' / 'evals' / '2-ema-judged-1.json').read_text())
+    assert fewer['examples'] == 5 and (runs / 'drawing' / 'evals' / '2-ema-judged-1' / 'drawn.png').exists()
+    assert json.loads((runs / 'drawing' / 'evals' / '2-ema-judged.json').read_text()) == found
 
 
 def test_mistakes_are_named(runs, capsys):

@@ -43,9 +43,17 @@ def test_what_is_found_is_written_shown_and_named(originals, tmp_path):
     question = Question(tmp_path, Question.of(originals / 'run', None, None, 1).loaded, 'valid', 1)
     table, shown = Table('numbers', (Column('number'),), [(7,)], question.title), io.StringIO()
     path, drawn = tmp_path / 'analysis' / '4-kind.json', []
-    question.report(Printer(Console(file=shown, width=200), 'plain'), '-kind', {'number': float('nan')}, (table,))
+    question.report(Printer(Console(file=shown, width=200), 'plain'), '-kind', {}, {'number': float('nan')}, (table,))
     assert json.loads(path.read_text()) == {'number': None}
     assert f'{tmp_path}, step 4, valid' in shown.getvalue() and shown.getvalue().endswith(f'written: {path}\n')
-    question.report(Printer(Console(file=shown, width=200)), '-kind', {'number': 1}, (), drawn.append)
+    question.report(Printer(Console(file=shown, width=200)), '-kind', {}, {'number': 1}, (), drawn.append)
     assert drawn == [path.with_suffix('.png')]
     assert shown.getvalue().endswith(f'written: {path}, {path.with_suffix(".png")}\n')
+
+
+def test_what_is_found_of_other_rows_stands_beside_it(originals, tmp_path):
+    question = Question(tmp_path, Question.of(originals / 'run', None, None, 1).loaded, 'valid', 1)
+    path, drawn = tmp_path / 'analysis' / '4-kind.json', []
+    for rows, place in ((2, path), (3, path.with_name('4-kind-1.json')), (2, path)):
+        question.report(Printer(Console(file=io.StringIO())), '-kind', {'rows': rows}, {}, (), drawn.append)
+        assert drawn[-1] == place.with_suffix('.png') and json.loads(place.read_text()) == {'rows': rows}

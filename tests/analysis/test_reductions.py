@@ -43,6 +43,10 @@ def test_metrics_over_operations(run, capsys):
         assert saved[factor] == pytest.approx((16 - count) * (2 * 8 * 8 / 64 + 4 * 8))
     lines = (workdir / 'evals' / '2-reduced' / 'reductions.csv').read_text().splitlines()
     assert lines[0] == 'metric,way,operations,value' and len(lines) == 1 + 3 * len(found['factors']['1'])
+    assert main(['eval', f'--workdir={workdir}', '--factors=2', '--compilation_cache=']) == 0
+    assert set(json.loads((workdir / 'evals' / '2-reduced-1.json').read_text())['factors']) == {'2'}
+    assert (workdir / 'evals' / '2-reduced-1' / 'reductions.png').exists()
+    assert json.loads((workdir / 'evals' / '2-reduced.json').read_text()) == found
     whole = load_run(workdir).model()
     assert reduced(whole, 2).stack.blocks[0].mixer.ratio == 4
 

@@ -213,6 +213,10 @@ FLAGS = [
     (f'match --config={LANGUAGE}', '--target is missing'),
     (f'match --config={LANGUAGE} --target=mha', '--recipes is missing'),
     (f'match --config={LANGUAGE} --target=mha --recipes=nothing --out={{tmp}}/o', 'there is no zoo=nothing'),
+    (
+        f'match --config={LANGUAGE}:size=tiny --target=100000 --recipes=3*gla+mha --out={{tmp}}/o',
+        "--recipes has '3*gla+mha'; a recipe is a row of the zoo, which says what sizes may be adjusted; ",
+    ),
     (f'match --config={LANGUAGE}:size=tiny --target=beauty --recipes=mha --out={{tmp}}/o', 'beauty'),
     (f'match --config={LANGUAGE}:size=tiny --target=mha --by=beauty --recipes=mha --out={{tmp}}/o', 'beauty'),
     (f'match --config={LANGUAGE} --target=mha --recipes=mha --tolerance=nan --out={{tmp}}/o', '--tolerance is nan'),
@@ -254,6 +258,12 @@ FLAGS = [
     ('sweep worker --study={tmp}/nothing', 'is not a study'),
     ('sweep worker --study={study} --idle=nan', '--idle is nan'),
     ('sweep worker --study={study} --cores=x', "--cores holds 'x'"),
+    ('sweep worker --study={study} --cores=99999', '--cores has 99999; the cores that this process may use are '),
+    (
+        f'sweep --config={ROOT}/configs/sweeps/language.py --config.sampler=attnlab.train.schedule.Cosine '
+        '--study={tmp}/new',
+        'of type Cosine; it must be Sampler',
+    ),
     ('eval --workdir={run} --allow=nothing.py', 'there is no such file'),
     ('eval --workdir={run} --allow=a-b', '--allow names'),
 ]

@@ -88,6 +88,20 @@ def test_a_record_does_not_speak_to_the_terminal(place, capsys):
     assert '\x1b]0;' not in shown and '\x1b[2J' not in shown
 
 
+def test_neither_a_config_nor_a_mistake_speaks_to_the_terminal(place, capsys):
+    path = place['run'] / 'config.json'
+    config = json.loads(path.read_text())
+    config['task']['text']['name\x1b]0;yours\x07'] = 'any\x1b[2J\x9b2J'
+    path.write_text(json.dumps(config))
+    for command, status in (('show', 0), ('compare', 0), ('eval', 2)):
+        where = [f'--workdir={place["run"]}'] if command == 'eval' else [str(place['run'])]
+        where += [f'--out={place["tmp"] / "out"}'] if command == 'compare' else []
+        assert main([command, *where]) == status
+        said = ''.join(capsys.readouterr())
+        assert not set(said) & {'\x1b', '\x07', '\x9b'}
+        assert command == 'compare' or r'name\x1b]0;yours\x07' in said
+
+
 def test_metrics_are_not_written_through_a_link(place, capsys):
     """What `train` would append to might lie anywhere."""
     victim = place['tmp'] / 'victim'
@@ -141,7 +155,10 @@ def test_nothing_is_written_through_a_link_to_a_file(place, capsys, link, comman
         ('run/evals', 'eval --workdir={run} --tokens=32 --multiples=1'),
         ('run/evals/4-32-tokens', 'eval --workdir={run} --tokens=32 --multiples=1'),
         *((f'study/{name}', 'sweep worker --study={study} --idle=0') for name in ('trials', 'trials/0000', 'locks')),
-        *((f'study/{name}', 'sweep worker --study={study} --idle=0') for name in ('logs', 'confirm', 'journal.log')),
+        *(
+            (f'study/{name}', 'sweep worker --study={study} --idle=0')
+            for name in ('logs', 'confirm', 'jobs', 'journal.log')
+        ),
     ],
 )
 def test_nothing_is_written_into_a_folder_elsewhere(place, capsys, link, command):

@@ -15,7 +15,7 @@ from attnlab.configuration import config_of
 from attnlab.errors import UserError
 from attnlab.quantize.formats import Symmetric
 from attnlab.quantize.layers import Quantization
-from attnlab.runs.record import read_record
+from attnlab.runs.record import newest, read_record
 from attnlab.tables import Printer
 from attnlab.train.start import FromRun
 from tests.compare.conftest import CONFIGS
@@ -134,6 +134,23 @@ def test_the_best_comes_first_and_what_is_not_finite_last(made):
     assert [one.name for one in group] == ['high', 'middle', 'low', 'lost'] and math.isnan(group[-1].score)
     (group,) = by_task(run_result(read_record(made(f'loss/{n}', [{'test/1x/loss': n}]))) for n in (3, 1, 2)).values()
     assert [one.score for one in group] == [1, 2, 3]
+
+
+def test_ends_of_an_interval_are_of_the_line_that_has_its_value(made, tmp_path, capsys):
+    """An evaluation that is not finite writes none, and those of the step before it are not its own."""
+    before = {'test/1x/accuracy': 0.5, 'test/1x/accuracy_low': 0.4, 'test/1x/accuracy_high': 0.6, 'step': 100}
+    lines = [before | {'test/1x/loss': 1.0}, {'test/1x/accuracy': 'nan'}]
+    folder = made('lost', lines, facts={'command': ['attnlab', 'train']})
+    found = read_record(folder).measured('test/1x/accuracy')
+    assert math.isnan(found.mean) and (found.low, found.high) == (None, None)
+    whole = read_record(made('whole', [before])).measured('test/1x/accuracy')
+    assert (whole.mean, whole.low, whole.high) == (0.5, 0.4, 0.6)
+    far = [{'loss@8x': 1.0, 'loss_low@8x': 0.5, 'loss_high@8x': 2.0, 'step': 1}, {'loss@8x': 3.0}]
+    assert newest(far) == {'loss@8x': 3.0, 'step': 1}
+    compare_runs([folder, tmp_path / 'whole'], tmp_path / 'out', Printer(Console(width=200)))
+    assert main(['show', str(folder), '--format=plain']) == 0
+    shown = capsys.readouterr().out
+    assert 'test/1x/accuracy\tnan' in shown and 'accuracy_low' not in shown and 'test/1x/loss\t1' in shown
 
 
 def test_names_lose_what_they_share_up_to_a_words_end(made):

@@ -44,6 +44,22 @@ def test_runs_that_differ_only_in_seed_are_one_group_and_no_others(made):
     assert seed_groups([read_record(folder) for folder in (*folders[:3], repeat)]) == [[0], [1], [2], [3]]
 
 
+def test_seeds_at_other_steps_are_no_sample_of_one_result(made, tmp_path, capsys):
+    folders = seeded(made, 'mha', (0.90, 0.91))
+    begun = made('mha-seed2', [], seed=2)
+    (begun / 'metrics.jsonl').write_text('{"step": 60, "test/1x/accuracy": 0.3}\n')
+    folders.append(begun)
+    assert seed_groups([read_record(folder) for folder in folders]) == [[0, 1], [2]]
+    both, alone = compare_runs(folders, tmp_path / 'out', Printer(Console(width=200)))
+    assert (both.name, both.scores, both.finished) == ('mha', (0.90, 0.91), True)
+    assert (alone.name, alone.score, alone.low, alone.finished) == ('mha-seed2', 0.3, None, False)
+    assert 'mha-seed2 (not finished, step 60)' in capsys.readouterr().out
+    assert 'seed2 (not finished, step 60)' in (tmp_path / 'out' / 'index.html').read_text()
+    # Those that came as far are seeds of what was reached there.
+    (folders[0] / 'metrics.jsonl').write_text('{"step": 60, "test/1x/accuracy": 0.2}\n')
+    assert seed_groups([read_record(folder) for folder in folders]) == [[0, 2], [1]]
+
+
 def test_runs_made_of_runs_are_no_seeds_of_trained_ones(made):
     edit = {'edited': {'from': 'a', 'answer': 'x'}}
     few = {'quantized': {'from': 'a', 'feedback': None, 'allocation': []}}

@@ -11,7 +11,7 @@ import pytest
 
 from attnlab.errors import UserError
 from attnlab.sweep import launch
-from attnlab.sweep.launch import Place, command, places, submit
+from attnlab.sweep.launch import Place, command, host_cores, pin, places, submit
 from attnlab.sweep.study import open_study
 from attnlab.tables import plain_console
 from tests.sweep.processes import CONFIG, alive, assert_whole, steps_of, until, workers
@@ -111,6 +111,12 @@ def test_submitit(preempted, make, compiled, unbroken, tmp_path):
         (job,) = submit(make().folder, arguments, 1, 'local', {'timeout_min': 10})
     assert job.result() == 0
     assert_whole(make().folder, unbroken)
+
+
+def test_cores_that_there_are_not_are_named():
+    most = max(host_cores())
+    with pytest.raises(UserError, match=f'--cores has {most + 7}; the cores that this process may use are .*{most}$'):
+        pin([most, most + 7], None)
 
 
 def test_places():

@@ -5,12 +5,15 @@ import pathlib
 
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
+from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.errors import UserError
 from attnlab.sweep.search import Asha, GridSearch, Hyperband, QuasiRandom, RandomSearch
 from attnlab.sweep.space import Choice, Grid, LogUniform, Uniform, Zip
 from attnlab.sweep.sweep import rates_config, read, with_settings
+from attnlab.train.schedule import Cosine
 
 TINY = pathlib.Path(__file__).parent / 'tiny.py'
 LANGUAGE = TINY.parents[2] / 'configs' / 'sweeps' / 'language.py'
@@ -122,6 +125,26 @@ def test_mistakes(key, value, message):
     config = config_of(TINY, 'pruner=asha')
     with pytest.raises(UserError, match=message):
         read(with_settings(config, {key: value}))
+
+
+@pytest.mark.parametrize(
+    ('key', 'value', 'message'),
+    [
+        ('sampler', spec(Cosine), r'config\.sampler is Cosine\(.*, of type Cosine; it must be Sampler'),
+        ('sampler', None, 'config.sampler is None, of type NoneType; it must be Sampler'),
+        ('pruner', spec(RandomSearch), 'config.pruner is RandomSearch.*; it must be Pruner or None'),
+        ('space', spec(RandomSearch), 'config.space is RandomSearch.*; it must be dict'),
+        ('space', {'rate': spec(Cosine)}, 'config.space.rate is Cosine.*; it must be Dimension'),
+        ('trials', 'many', "config.trials is 'many', of type str; it must be int or None"),
+        ('seeds', 3, 'config.seeds is 3, of type int; it must be tuple'),
+        ('metric', 3, 'config.metric is 3, of type int; it must be str'),
+    ],
+)
+def test_parts_of_another_kind(key, value, message):
+    config = config_of(TINY, 'pruner=asha')
+    fields = {name: config[name] for name in config} | {key: value}
+    with pytest.raises(UserError, match=message):
+        read(ConfigDict(fields, convert_dict=key == 'space'))
 
 
 def test_what_is_reported_has_the_goal_of_what_is_chosen_by():

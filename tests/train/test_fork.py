@@ -1,6 +1,9 @@
 """Going on for longer than a run was meant to go."""
 
+import errno
 import json
+import os
+import pathlib
 import shutil
 
 import numpy as np
@@ -9,8 +12,8 @@ import pytest
 from attnlab.cli import main
 from attnlab.errors import UserError
 from attnlab.train import loop
+from attnlab.train.fork import Fork, forked_config
 from attnlab.train.fork import fork as fork_of
-from attnlab.train.fork import forked_config
 from attnlab.train.schedule import Constant, Cosine, WarmupStableDecay
 from tests.train.test_resume import final_state
 
@@ -82,6 +85,31 @@ def test_a_fork_of_a_finished_run_is_what_a_longer_run_would_have_been(corpus, t
     config.steps = 30
     decayed = fork_of(short, config, 20)
     assert not decayed.same_rates and 'were not those of this run' in str(decayed)
+
+
+def test_a_copy_that_fails_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
+    run, workdir = tmp_path / 'run', tmp_path / 'fork'
+    (run / 'checkpoints' / '4' / 'state').mkdir(parents=True)
+    for name in ('SHA256SUMS', 'state/a'):
+        (run / 'checkpoints' / '4' / name).write_text(name)
+    (run / 'metrics.jsonl').write_text('{"step": 4}\n')
+    copied = shutil.copyfile
+
+    def full(source, target, **named):
+        if pathlib.Path(source).name == 'a':
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return copied(source, target, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, 'copyfile', full)
+        with pytest.raises(UserError) as caught:
+            Fork(run, 4, True).copy_into(workdir)
+    assert f'checkpoint 4 of {run} cannot be copied to {workdir / "checkpoints" / "4"}: ' in str(caught.value)
+    assert 'No space left on device' in str(caught.value) and '[(' not in str(caught.value)
+    assert list((workdir / 'checkpoints').iterdir()) == []
+    Fork(run, 4, True).copy_into(workdir)
+    assert [path.name for path in (workdir / 'checkpoints').iterdir()] == ['4']
+    assert (workdir / 'checkpoints' / '4' / 'state' / 'a').read_text() == 'state/a'
 
 
 def starts(workdir):

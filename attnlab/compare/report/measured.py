@@ -5,15 +5,14 @@ device: a report on a laptop adds to what a cluster measured, and takes nothing 
 """
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Mapping
-from typing import Any
 
 from ml_collections import ConfigDict
 
 from attnlab.compare.measures import decode_ms
-from attnlab.files import write_json
+from attnlab.errors import UserError
+from attnlab.files import read_json, write_json
 from attnlab.train.run import environment
 from attnlab.train.setup import Setup, prepare
 
@@ -38,10 +37,16 @@ class DeviceCost:
 
 
 def read_measured(folder: pathlib.Path) -> dict[str, DeviceCost]:
-    """What is kept in a study, by the kind of device."""
+    """What is kept in a study, by the kind of device. Raises `UserError` where the file is damaged."""
     path = folder / FILE
-    kept: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
-    return {device: DeviceCost(**numbers) for device, numbers in kept.items()}
+    if not path.exists():
+        return {}
+    remedy = 'delete it: what was measured is measured again'
+    kept = read_json(path, remedy)
+    try:
+        return {device: DeviceCost(**numbers) for device, numbers in kept.items()}
+    except (AttributeError, TypeError) as error:
+        raise UserError(f'{path} is damaged: {error}; {remedy}') from error
 
 
 def measure_here(folder: pathlib.Path, config: ConfigDict) -> None:

@@ -72,7 +72,7 @@ def runs_page(
 def _part(opening: Opening, group: Sequence[RunResult], matched: str, curves: Curves, place: int, named: bool) -> str:
     names = [entry.name for entry in opening.entries]
     heads = {
-        name: f'<span class="name">{swatch(opening.looks[name])}{html.escape(_named(name, one))}</span>'
+        name: f'<span class="name">{swatch(opening.looks[name])}{html.escape(one.titled(name))}</span>'
         for name, one in zip(names, group, strict=True)
     }
     found = {name: curves[one.task, one.name] for name, one in zip(names, group, strict=True)}
@@ -92,7 +92,3 @@ def _part(opening: Opening, group: Sequence[RunResult], matched: str, curves: Cu
         f'<section>\n{heading}{openings.lead(opening)}{openings.figure(opening, "")}'
         f'{openings.table(opening, heads)}{openings.caption(opening)}<div class="rest">\n{folds}</div>\n</section>\n'
     )
-
-
-def _named(name: str, one: RunResult) -> str:
-    return name if one.finished else f'{name} (not finished)'

@@ -189,6 +189,15 @@ def test_a_study_is_measured_once_and_again_when_asked(study, tmp_path, clock):
     assert read_measured(one)[HERE].packages['jax']
 
 
+@pytest.mark.parametrize('text', ['{', '[1]', '{"cpu": 3}', '{"cpu": {"decode": 1}}'])
+def test_costs_that_are_damaged_are_named(tmp_path, text):
+    (tmp_path / 'measured.json').write_text(text)
+    with pytest.raises(
+        UserError, match=r'measured\.json is damaged: .*; delete it: what was measured is measured again'
+    ):
+        read_measured(tmp_path)
+
+
 def test_what_another_device_measured_stays(study, tmp_path, clock):
     """A study of a cluster, reported on a laptop: its numbers are shown, and not lost when the laptop measures too."""
     cluster = study('cluster', device='NVIDIA H200')

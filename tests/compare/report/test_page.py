@@ -322,7 +322,7 @@ def test_layers_of_a_run_that_another_wrote_are_text(contents):
     layers = ('<img src=x onerror=alert(1)>',)
     foreign = dataclasses.replace(kernel, ran=dataclasses.replace(kernel.ran, layers=layers))
     studies = (dataclasses.replace(study, kernels=((foreign, 1),)), *contents.studies[1:])
-    made = tables.kernel_table(dataclasses.replace(contents, studies=studies))
+    shown = tables.kernel_table(dataclasses.replace(contents, studies=studies))
     assert '<img' not in shown and html.escape(layers[0]) in shown
 
 
