@@ -2,7 +2,10 @@
 
 import dataclasses
 import functools
+import itertools
 import math
+import operator
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +17,7 @@ from jax.interpreters import partial_eval
 
 from attnlab.blocks.block import mixer_of
 from attnlab.context import Context
+from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.models.predictor import Stacked
 from attnlab.tasks.task import Batch
@@ -41,9 +45,18 @@ class LayerCore:
         return dataclasses.asdict(self) | {'refused': dict(self.refused)}
 
     @classmethod
-    def described(cls, entry: Mapping[str, Any]) -> 'LayerCore':
-        """Reads the output of `describe` back from run.json."""
-        return cls(**{**entry, 'layers': tuple(entry['layers']), 'refused': tuple(entry['refused'].items())})
+    def described(cls, entry: Mapping[str, Any], path: pathlib.Path) -> 'LayerCore':
+        """Reads the output of `describe` back from the file `path`. Raises `UserError` for what it never wrote."""
+        damaged = UserError(f'{path} is damaged: it says {entry!r} of a core; put back a copy of it')
+        try:
+            layers, refused = tuple(map(operator.index, entry['layers'])), tuple(entry['refused'].items())
+            found = cls(**{**entry, 'layers': layers, 'refused': refused})
+        except (AttributeError, KeyError, TypeError) as error:
+            raise damaged from error
+        texts = (found.mixer, found.core, found.implementation, found.tiles, *itertools.chain(*refused))
+        if not all(isinstance(text, str) for text in texts):
+            raise damaged
+        return found
 
 
 def flops_per_token(setup: Setup) -> float:

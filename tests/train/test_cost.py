@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import pytest
 
 from attnlab.configuration import config_of
+from attnlab.errors import UserError
 from attnlab.train import cost
-from attnlab.train.cost import executed_flops_per_token, flops_per_token, implementations, state_bytes
+from attnlab.train.cost import LayerCore, executed_flops_per_token, flops_per_token, implementations, state_bytes
 from attnlab.train.setup import prepare
 from configs.language import get_config
 from pallas_kernels import linear_scan, target
@@ -144,3 +145,15 @@ def test_recurrences_of_complex_numbers_are_counted(zoo):
     with config.unlocked():
         config.model.stack.remat = True
     assert 0 < expected == flops_per_token(prepare(config)) < executed_flops_per_token(prepare(config))
+
+
+@pytest.mark.parametrize(
+    'other',
+    [{'layers': ['<img src=x>']}, {'layers': 3}, {'refused': []}, {'refused': {'xla': 7}}, {'core': None}, {'more': 1}],
+)
+def test_what_another_wrote_of_a_core_is_damaged(other):
+    core = LayerCore((0, 1), 'Attention', 'attention', 'xla', (('mosaic_gpu', 'no GPU'),))
+    path = pathlib.Path('runs/x/run.json')
+    assert LayerCore.described(core.describe(), path) == core
+    with pytest.raises(UserError, match=r'^runs/x/run.json is damaged: it says .* of a core; put back a copy of it'):
+        LayerCore.described(core.describe() | other, path)

@@ -411,9 +411,9 @@ def _kernels(study: Study, trials: Sequence[Trial]) -> tuple[tuple[Kernel, int],
         parent = study.folder / 'confirm' if trial.confirms else study.folder
         record = _record(parent / 'trials' / f'{trial.number:04}')
         if record is not None:
-            counts.update(
-                Kernel(LayerCore.described(entry), record.facts['device_kind']) for entry in record.implementations
-            )
+            path = record.folder / 'run.json'
+            ran = (LayerCore.described(entry, path) for entry in record.implementations)
+            counts.update(Kernel(one, record.facts['device_kind']) for one in ran)
     return tuple(
         sorted(counts.items(), key=lambda item: (-item[1], item[0].ran.layers, item[0].ran.core, item[0].device))
     )
