@@ -403,9 +403,9 @@ def short_conv(
     """A product and a sum for every token and tap, a sum for the bias; backward as many for each of the gradients.
 
     A `silu` takes an exponential, a sum and a division; backward it is computed again, of sums that no result has,
-    and its slope takes five operations more. Forms do what the definition does.
+    and its slope takes five operations more. On Hopper tiles are whole, the last of channels shares some with the one
+    before, and what a tile's end gives to the inputs before it is computed once more backward.
     """
-    del implementation
     numbers, products = b * t * d, 2 * w + bias
     once, slope = (2, 5) if activation == 'silu' else (0, 0)
     again = products + once if slope else 0
@@ -415,7 +415,17 @@ def short_conv(
         Cost(numbers * (products + once), taken + given, exponentials),
         Cost(numbers * (again + slope + 4 * w + bias), 2 * taken + given, exponentials),
     )
-    return CallCost(model, model)
+    if implementation != 'mosaic_gpu':
+        return CallCost(model, model)
+    tile = tiling.short_conv(d)
+    tiles, channels = -(-t // tile.steps), -(-d // tile.channels) * tile.channels
+    done, twice = b * tiles * tile.steps * channels, b * tiles * (w - 1) * channels
+    backward = done * (again + slope + 4 * w + bias) + twice * (again + slope + 2 * w)
+    executed = Passes(
+        Cost(done * (products + once), model.forward.bytes, done if once else 0),
+        Cost(backward, model.backward.bytes, done + twice if once else 0),
+    )
+    return CallCost(model, executed)
 
 
 def _transforms(b: int, length: int, d: int) -> int:

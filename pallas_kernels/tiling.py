@@ -17,6 +17,27 @@ class AttentionTile:
     keys: int
 
 
+@dataclasses.dataclass(frozen=True)
+class ConvTile:
+    """Tokens and channels of a program of a short convolution."""
+
+    steps: int
+    channels: int
+
+
+CONV_STEPS = 64
+CONV_CHANNELS = 256, 128
+"""Two or one a thread; with fewer than the last there is no tile."""
+
+
+def short_conv(d: int) -> ConvTile:
+    """The tile by which fewest of `d` channels are computed, of as many the wider: the last shares some with the one
+    before where its width does not divide them.
+    """
+    fitting = (count for count in CONV_CHANNELS if count <= d)
+    return ConvTile(CONV_STEPS, min(fitting, key=lambda count: -(-d // count) * count))
+
+
 def attention(t: int, s: int) -> AttentionTile | None:
     """The block of attention between `t` queries and `s` keys; `None`: one dense block.
 

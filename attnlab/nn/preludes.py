@@ -1,6 +1,7 @@
 """Preludes: the first operation of a mixer on its input, over one token or a few."""
 
 import abc
+import itertools
 from typing import NamedTuple
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from attnlab.functional import cores
 from attnlab.functional.recomputed import recomputed, recomputed_method
@@ -162,17 +163,26 @@ class Canon(Prelude):
 def causal_conv(
     inputs: Float[Array, 'b s d'], taps: Float[Array, 'w d'], segments: Int[Array, 'b s'] | None
 ) -> Float[Array, 'b t d']:
-    """Returns `y_t = sum_i taps_i inputs_{t+i}`, without inputs of segments other than that of the last one."""
+    """Returns `y_t = sum_i taps_i inputs_{t+i}`, without inputs of documents other than that of the last one.
+
+    A segment that comes again behind another is another document.
+    """
     reach = taps.shape[0] - 1
     t = inputs.shape[1] - reach
+    seen = None if segments is None else _seen(segments, reach, t)
     y = inputs[:, reach:] * taps[reach][None, None]
     for i in range(reach):
         tap = inputs[:, i : i + t] * taps[i][None, None]
-        if segments is not None:
-            same = segments[:, i : i + t] == segments[:, reach:]
-            tap = jnp.where(same[..., None], tap, jnp.zeros_like(tap))
+        if seen is not None:
+            tap = jnp.where(seen[i][..., None], tap, jnp.zeros_like(tap))
         y = y + tap
     return y
+
+
+def _seen(segments: Int[Array, 'b s'], reach: int, t: int) -> list[Bool[Array, 'b t']]:
+    """Whether the token so many places before each is of its document, from `reach` places down to one."""
+    same = [segments[:, i : i + t] == segments[:, reach:] for i in range(reach)]
+    return list(itertools.accumulate(reversed(same), jnp.logical_and))[::-1]
 
 
 class ShiftState(NamedTuple):

@@ -15,16 +15,13 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_kernels import cost, precision
+from pallas_kernels import cost, precision, tiling
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.short_conv import vjp
 from pallas_kernels.target import Target
 
-ROWS = 64
+ROWS = tiling.CONV_STEPS
 """Tokens of a tile."""
-
-CHANNELS = 256, 128
-"""Channels of a tile, two or one a thread."""
 
 ALIGNED = 16
 """The bytes at whose multiples copies of tiles begin in a row, and rows in memory."""
@@ -52,7 +49,7 @@ def form(here: Target, activation: str) -> vjp.Convolution:
 def refusal(here: Target, x: jax.Array, taps: jax.Array, bias: jax.Array | None) -> str | None:
     """The reason why the call cannot be served, or `None`."""
     b, t, d = x.shape
-    least, multiple = CHANNELS[-1], ALIGNED // x.dtype.itemsize
+    least, multiple = tiling.CONV_CHANNELS[-1], ALIGNED // x.dtype.itemsize
     grid = {'b': b, 'tile': pl.cdiv(t, ROWS), 'd': pl.cdiv(d, least)}
     reason = launch.capability_refusal(here) or launch.grid_refusal(**grid)
     if reason is not None:
@@ -73,7 +70,7 @@ def _forward(
 ) -> jax.Array:
     (b, t, d), w = x.shape, taps.shape[0]
     x, reach = _filled(x), _reach_of_tiles(reach, w)
-    lanes, tiles = _lanes(d), x.shape[1] // ROWS
+    lanes, tiles = tiling.short_conv(d).channels, x.shape[1] // ROWS
 
     def body(x_ref: Any, taps_ref: Any, *rest: Any) -> None:
         *bias_ref, reach_ref, y_ref = rest
@@ -127,7 +124,7 @@ def _backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     (b, t, d), w = x.shape, taps.shape[0]
     x, dy, reach = _filled(x), _filled(dy), _reach_of_tiles(reach, w)
-    lanes, tiles, ahead = _lanes(d), x.shape[1] // ROWS, w - 1
+    lanes, tiles, ahead = tiling.short_conv(d).channels, x.shape[1] // ROWS, w - 1
 
     def body(x_ref: Any, taps_ref: Any, *rest: Any) -> None:
         *bias_ref, reach_ref, dy_ref, dx_ref, sums_ref = rest
@@ -210,11 +207,6 @@ def _cost(x: jax.Array, taps: jax.Array, bias: jax.Array | None, activation: str
     return cost.short_conv(
         b=b, t=t, d=d, w=taps.shape[0], bias=bias is not None, activation=activation, itemsize=x.dtype.itemsize
     ).model
-
-
-def _lanes(d: int) -> int:
-    """The channels of a tile by which fewest are computed, of as many the more."""
-    return min((count for count in CHANNELS if count <= d), key=lambda count: pl.cdiv(d, count) * count)
 
 
 def _channels(column: Any, lanes: int, d: int) -> Any:

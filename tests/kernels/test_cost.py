@@ -368,3 +368,11 @@ def test_operations_of_the_largest_weights_by_hand():
     # Backward a difference and a product for each number; of the largest the sum of products, and y (dy - D).
     assert call.model.backward.flops == 64 * (2 * 200 + 4 * 5)
     assert call.executed == call.model
+
+
+def test_a_short_convolution_on_hopper_computes_whole_tiles():
+    small, whole = (cost.short_conv(b=1, t=t, d=d, w=8, implementation='mosaic_gpu') for t, d in ((65, 136), (64, 256)))
+    assert small.executed.forward.flops * 65 * 136 == small.model.forward.flops * 128 * 256
+    assert whole.executed.forward == whole.model.forward
+    # Of seven tokens behind the tile the gradients of the inputs, once more.
+    assert whole.executed.backward.flops - whole.model.backward.flops == 7 * 256 * 2 * 8

@@ -42,9 +42,10 @@ def test_bias_and_activation_follow_the_sum():
 
 
 @pytest.mark.parametrize('splits', [(1, 2, 3, 4, 5, 6), (2,), (5,), (1, 6)])
-@pytest.mark.parametrize('segments', [[1] * 7, [1, 1, 2, 2, 2, 0, 0], [0, 0, 1, 1, 1, 1, 2]])
-def test_any_split_gives_what_one_pass_gives(splits: tuple[int, ...], segments: list[int]):
-    conv = ShortConv(3, bias=True, rngs=nnx.Rngs(0))
+@pytest.mark.parametrize('segments', [[1] * 7, [1, 1, 2, 2, 2, 0, 0], [0, 0, 1, 1, 1, 1, 2], [1, 2, 1, 1, 2, 2, 1]])
+@pytest.mark.parametrize('activation', ['identity', 'gelu'])
+def test_any_split_gives_what_one_pass_gives(splits: tuple[int, ...], segments: list[int], activation: str):
+    conv = ShortConv(3, bias=True, activation=activation, rngs=nnx.Rngs(0))
     x = noise(1, 7, 3)
     segments = jnp.asarray([segments])
     whole, _ = conv(x, segments)
@@ -54,6 +55,16 @@ def test_any_split_gives_what_one_pass_gives(splits: tuple[int, ...], segments: 
         pieces.append(y)
     np.testing.assert_allclose(jnp.concatenate(pieces, axis=1), whole, rtol=1e-6, atol=1e-6)
     assert state.inputs.shape == (1, 3, 3)
+
+
+@pytest.mark.parametrize('activation', ['silu', 'gelu'])
+def test_a_segment_that_comes_again_is_another_document(activation: str):
+    conv = ShortConv(2, width=3, activation=activation, rngs=nnx.Rngs(0))
+    x = noise(1, 3, 2)
+    alone, _ = conv(x[:, 2:], None)
+    for state in (None, conv.init_state(1, jnp.float32)):
+        y, _ = conv(x, jnp.asarray([[1, 2, 1]]), state)
+        np.testing.assert_allclose(y[:, 2:], alone, rtol=1e-6, atol=1e-6)
 
 
 def test_a_stream_without_segments_is_one_document():
