@@ -176,6 +176,7 @@ def train_and_measure(
         raise UserError(f'{each.label}: {error}') from error
     run.claim(workdir, config)
     found = {name: facts[name] for name in ('parameters', 'state_bytes_per_sequence', 'implementations')}
+    found |= {'data': run.data_hashes(facts['data'])}
     with files.appending(workdir / 'log.txt') as log:
         try:
             outcome = launch.train(setup, config, workdir, facts, console=plain_console(file=log, width=120))

@@ -17,6 +17,7 @@ from attnlab.experiment.published import measured_of
 from attnlab.experiment.results import markdown, plus_minus, with_results, write_readme
 from attnlab.experiment.runs import report_experiment, run_experiment
 from attnlab.train import launch, loop
+from attnlab.train.run import data_hashes
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'grokking.py'
 SWEEP = f"""
@@ -102,6 +103,8 @@ def test_what_is_written(done):
     measured = measured_of(done / 'runs' / 'toy' / 'cpu' / 'fast', 'test/all/accuracy')
     assert measured['value'] == pytest.approx(rows[2]['accuracy'][-1][1], rel=1e-5) and measured['noise'] is None
     assert [row['task'] for row in rows] == ['Addition'] * 3
+    recorded = json.loads((done / 'runs' / 'toy' / 'cpu' / 'fast' / 'run.json').read_text())['starts'][-1]['data']
+    assert all(row['data'] == data_hashes(recorded) for row in rows)
     assert rows[1]['failed'].startswith('step ') and 'accuracy' not in rows[1]
     readme = found['README.md'].decode()
     before, _, after = README.partition('Not run yet.')
