@@ -103,7 +103,7 @@ def ttt_in_mamba(mixer: FastWeights, x: np.ndarray, chunk: int) -> np.ndarray:
 
 def titans(q, k, v, rate, momentum, kept, W: np.ndarray, chunk: int) -> np.ndarray:
     """The reads of one head, `t v`."""
-    S, out = np.zeros_like(W), np.zeros_like(v)
+    S, out, base = np.zeros_like(W), np.zeros_like(v), W
     for t in range(len(q)):
         base = W if t % chunk == 0 else base
         S = momentum[t] * S - rate[t] * 2 * np.outer(k[t], k[t] @ base - v[t])
