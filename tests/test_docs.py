@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import subprocess
 
 import jax
 
@@ -81,3 +82,10 @@ def test_every_page_is_reached_from_the_readme():
     assert pages - found == set()
     listed = re.findall(r'^\| \[[^]]+\]\(([^)]+)\) \|', (ROOT / 'docs' / 'README.md').read_text(), flags=re.MULTILINE)
     assert {page.name for page in (ROOT / 'docs').glob('*.md')} - {*listed} == {'README.md'}
+
+
+def test_no_file_holds_both_sides_of_a_merge():
+    found = subprocess.run(
+        ['git', 'grep', '-lE', f'^({"<" * 7}|{">" * 7}) '], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 1 and not found.stdout, found.stdout
