@@ -78,7 +78,7 @@ def _flags() -> flags.FlagValues:
     flags.DEFINE_float('top_p', 1.0, 'Draw from the likeliest tokens that reach this much.', flag_values=values)
     flags.DEFINE_float('min_p', 0.0, 'Draw from tokens with this share of the likeliest one.', flag_values=values)
     flags.DEFINE_integer(
-        'seed', 0, 'The same seed draws the same text.', lower_bound=0, upper_bound=2**63 - 1, flag_values=values
+        'seed', 0, 'The same seed draws the same text.', lower_bound=0, upper_bound=2**32 - 1, flag_values=values
     )
     flags.DEFINE_integer('beam', None, 'Search with a beam of this width instead.', lower_bound=1, flag_values=values)
     flags.DEFINE_float(

@@ -12,7 +12,7 @@ import numpy as np
 from absl import flags
 from jaxtyping import Int64
 
-from attnlab.data.workers import end_with_the_parent
+from attnlab.data.workers import end_with_the_parent, leave_stopping_to_the_parent
 from attnlab.errors import UserError
 
 Batch = dict[str, np.ndarray]
@@ -257,4 +257,5 @@ def _iterate(dataset: grain.MapDataset, num_threads: int, num_workers: int) -> B
 def _begin_worker(index: int, count: int) -> None:
     """What Grain calls in each worker process."""
     del index, count
+    leave_stopping_to_the_parent()
     end_with_the_parent()

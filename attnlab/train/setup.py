@@ -120,7 +120,8 @@ class Compiled:
     @functools.cached_property
     def measure(self) -> Callable[[nnx.State, Batch], dict[str, Average]]:
         """The metrics of a batch, without dropout."""
-        return self._setup.jit(self.averages)
+        # Each process reads all of them.
+        return self._setup.jit(self.averages, out_shardings=NamedSharding(self._setup.mesh, PartitionSpec()))
 
     def averages(self, variables: nnx.State, batch: Batch) -> dict[str, Average]:
         """The function that `measure` compiles."""
@@ -279,10 +280,14 @@ class Setup:
             check_indices(f'tokens of {task}', batch['tokens'], self.task.vocab, 'in the vocabulary')
         if np.issubdtype(labels.dtype, np.integer):
             check_indices(f'labels ({self.task.labels}) of {task}', labels, self.compiled.outputs, 'classes')
-        return {
-            name: jax.make_array_from_process_local_data(partition.batch_sharding(self.mesh, rows.shape), rows)
-            for name, rows in batch.items()
-        }
+        _, parts = partition.feed(self.mesh)
+        placed = {}
+        for name, rows in batch.items():
+            # Processes that share rows all have them whole, though each is to hold some of their tokens.
+            shape = (len(rows) * parts, *rows.shape[1:])
+            sharding = partition.batch_sharding(self.mesh, shape)
+            placed[name] = jax.make_array_from_process_local_data(sharding, rows, shape)
+        return placed
 
     def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes, types and sharding of a batch."""
@@ -386,8 +391,8 @@ def prepare(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> 
     rows = built.get('rows_at_once')
     if rows is not None and (type(rows) is not int or rows < 1):
         raise UserError(f'config.rows_at_once is {rows!r}; it must be a whole number of at least 1, or None')
-    if type(built['seed']) is not int or not 0 <= built['seed'] < 2**63:
-        raise UserError(f'config.seed is {built["seed"]!r}; it must be a whole number from 0 to 2^63 - 1')
+    if type(built['seed']) is not int or not 0 <= built['seed'] < 2**32:
+        raise UserError(f'config.seed is {built["seed"]!r}; it must be a whole number from 0 to 2^32 - 1')
     for name, kind in PARTS.items():
         check_type(f'config.{name}', built.get(name), kind)
     for index, evaluator in enumerate(built['evals']):

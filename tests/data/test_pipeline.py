@@ -200,6 +200,28 @@ if __name__ == '__main__':
 """
 
 
+ASKED = KILLED.replace('input()', 'input(), print(sum(len(next(stream)["tokens"]) for _ in range(40)))')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_worker_processes_that_are_asked_to_stop_go_on_until_the_parent_ends_them(tmp_path, number):
+    program = tmp_path / 'program.py'
+    program.write_text(ASKED)
+    environment = os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parents[2])}
+    pipes = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE}
+    with subprocess.Popen([sys.executable, program], env=environment, text=True, **pipes) as process:
+        workers = [int(pid) for pid in process.stdout.readline().split()]
+        for pid in filter(alive, workers):
+            os.kill(pid, number)
+        try:
+            output, errors = process.communicate('\n', timeout=60)
+        finally:
+            process.kill()
+        assert process.returncode == 0 and output.split() == ['160'], errors
+    assert workers and not any(map(alive, workers))
+
+
 @pytest.mark.slow
 def test_worker_processes_end_with_a_parent_that_is_killed(tmp_path):
     program = tmp_path / 'program.py'

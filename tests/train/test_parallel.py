@@ -49,12 +49,14 @@ def test_eight_devices_agree_with_one(train, attnlab, single, tmp_path, mesh):
 
 
 @pytest.mark.slow
-def test_two_processes_agree_with_one(train, single, tmp_path):
+@pytest.mark.parametrize('mesh', [{}, {'data': 1, 'sequence': 2}], ids=['data', 'sequence'])
+def test_two_processes_agree_with_one(train, single, tmp_path, mesh):
     with socket.socket() as sock:
         sock.bind(('localhost', 0))
         port = sock.getsockname()[1]
     workdir = tmp_path / 'two'
-    shared = (*STEPS, f'--coordinator=localhost:{port}', '--processes=2')
+    axes = [f'--config.mesh.{axis}={size}' for axis, size in mesh.items()]
+    shared = (*STEPS, *axes, f'--coordinator=localhost:{port}', '--processes=2')
     commands = [train(workdir, *shared, f'--process={index}') for index in range(2)]
     for command in commands:
         status, output = command.finish()
