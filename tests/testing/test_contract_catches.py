@@ -214,6 +214,14 @@ class ChangesTheStateType(Lag):
         return y, state and Last(state.x.astype(jnp.bfloat16), state.segment)
 
 
+class PromotesTheState(Lag):
+    """Gives back what it was given in float32, in bfloat16 too."""
+
+    def __call__(self, x: Array, ctx: Context, state: Last | None = None) -> tuple[Array, Last | None]:
+        y, state = super().__call__(x, ctx, state)
+        return y, state and Last(state.x.astype(jnp.promote_types(state.x.dtype, jnp.float32)), state.segment)
+
+
 class MakesAWeakState(Lag):
     def init_state(self, batch: int, length: int, dtype: Any) -> Last:
         return Last(super().init_state(batch, length, dtype).x, jnp.broadcast_to(jnp.asarray(-1), batch))
@@ -436,6 +444,7 @@ CAUGHT = [
     (HoldsALambda, 'compiles once'),
     (HoldsADictionary, 'compiles once'),
     (ChangesTheStateType, 'state'),
+    (PromotesTheState, 'state'),
     (HasNoState, 'state'),
     (HasAWordAsState, 'state'),
     (DropsTheState, 'state'),

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 
 from attnlab.context import PADDING, Context
 from attnlab.testing.contract.subject import LENGTH, PACKED, PADDED, Subject, context, cut, full, noted, piece, require
@@ -23,9 +24,17 @@ LONG = ((16, *(1,) * 8),)
 
 
 def check_state(subject: Subject) -> None:
-    """`init_state` gives arrays, and a call gives them back with new values: same structure, shapes and types."""
+    """`init_state` gives arrays, and a call gives them back with new values: same structure, shapes and types.
+
+    In float32 and in bfloat16.
+    """
+    for dtype in (jnp.float32, jnp.bfloat16):
+        _check_state(subject, dtype)
+
+
+def _check_state(subject: Subject, dtype: DTypeLike) -> None:
     with noted('state: init_state(batch, length, dtype) fails', (Exception,)):
-        state = subject.mixer.init_state(2, LENGTH, jnp.float32)
+        state = subject.mixer.init_state(2, LENGTH, dtype)
     leaves = jax.tree.leaves(state)
     require(
         bool(leaves),
@@ -38,7 +47,7 @@ def check_state(subject: Subject) -> None:
             f'state: init_state returned a state with {leaf!r}, of type {type(leaf).__name__}; every part of it must '
             'be a JAX array, in a NamedTuple, a tuple or another pytree',
         )
-    x = subject.x(length=1)
+    x = subject.x(length=1, dtype=dtype)
     with noted('state: a call with the state of init_state fails', (Exception,)):
         _, after = jax.eval_shape(subject.run, subject.params, x, full(1), state)
     require(after is not None, 'state: a call that was given a state returned None; it must return the advanced state')
