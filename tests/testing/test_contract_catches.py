@@ -333,6 +333,18 @@ class Crosses(TwoSided):
         return ctx.segments_or_ones() != PADDING
 
 
+class OneWay(Crosses):
+    """Every token meets what lies before it on its lines, and nothing behind it."""
+
+    def __call__(self, x: Array, ctx: Context, state: None = None) -> tuple[Array, None]:
+        grid = self.grid(ctx)
+        there = unflatten(self.there(ctx)[..., None].astype(x.dtype), grid)
+        image, y = unflatten(x, grid) * there, x
+        for axis in range(1, 1 + len(grid)):
+            y += flatten(jnp.cumsum(image, axis), grid)
+        return self.output(jnp.tanh(y)), None
+
+
 class IgnoresTheGrid(Crosses):
     def grid(self, ctx: Context) -> Grid:
         return nearly_square(math.prod(super().grid(ctx)))
@@ -409,6 +421,7 @@ class MindsThatThereAreSegments(Crosses):
 CHECKS = claimed(causal=True, bidirectional=True, streaming=True, packed=True)
 GRID_CHECKS = claimed(causal=False, bidirectional=True, streaming=False, packed=False, grid=True, sparse=True)
 CAUGHT_ON_GRIDS = [
+    (OneWay, 'two-sided', 'the outputs before token 12 are the same whatever that token is'),
     (IgnoresTheGrid, 'grids', r'24 tokens give the same on \(4, 6\) as on \(6, 4\)'),
     (TakesTheShorterAxisForHeight, 'grids', '24 tokens give the same'),
     (NeedsNoGrid, 'grids', 'without ctx.grid it gives an output'),
@@ -488,7 +501,7 @@ def test_an_honest_mixer_on_grids_passes():
     ('mixer', 'name', 'sentence'), [pytest.param(m, n, s, id=m.__name__) for m, n, s in CAUGHT_ON_GRIDS]
 )
 def test_a_broken_promise_about_grids_is_caught(mixer: type[TwoSided], name: str, sentence: str):
-    with pytest.raises(AssertionError, match=f'^{name}: .*{sentence}'):
+    with pytest.raises(AssertionError, match=f'^(bidirectional|{name}): .*{sentence}'):
         GRID_CHECKS[name](Subject(on_grid(mixer), causal=False))
     assert {name for _, name, _ in CAUGHT_ON_GRIDS} == set(GRID_CHECKS) - set(CHECKS)
 

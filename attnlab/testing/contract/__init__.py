@@ -130,6 +130,9 @@ def claimed(
         checks['grids'] = check_grids
         if sparse:
             checks['sparse'] = check_sparse
+        if bidirectional:
+            # Which tokens see each other depends on the grid, so that neighbours are not asked.
+            checks['two-sided'] = check_two_sided
     elif bidirectional:
         checks['bidirectional'] = lambda subject: check_bidirectional(subject, packed=packed)
     return checks
