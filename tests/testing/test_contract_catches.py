@@ -60,6 +60,15 @@ class LooksAhead(Lag):
         return super().before(x, segments, last) + jnp.roll(x, -1, axis=1)
 
 
+class Chooses(Lag):
+    """Doubles what meets the half of the tokens of a row that have the largest first number."""
+
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        first = x[..., 0]
+        median = jnp.sort(first, axis=1)[:, first.shape[1] // 2]
+        return jnp.where((first >= median[:, None])[..., None], 2, 1) * super().before(x, segments, last)
+
+
 class LooksNowhere(Lag):
     def before(self, x: Array, segments: Array, last: Last) -> Array:
         return jnp.zeros_like(x)
@@ -436,6 +445,7 @@ CAUGHT_ON_GRIDS = [
 ]
 CAUGHT = [
     (LooksAhead, 'no look-ahead'),
+    (Chooses, 'no look-ahead'),
     (LooksNowhere, 'no look-ahead'),
     (HandsOutOneArrayTwice, 'donation'),
     (HandsOutItsParameter, 'donation'),
