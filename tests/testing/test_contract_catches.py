@@ -135,6 +135,30 @@ class DifferentiatesWrongly(Lag):
         return half_differentiated(super().before(x, segments, last))
 
 
+@jax.custom_vjp
+def lagged(x: Array, last: Array, known: Array, segments: Array) -> Array:
+    before = jnp.concatenate([last[:, None], x[:, :-1]], axis=1)
+    return jnp.where((known == segments)[..., None], before, 0)
+
+
+def _unended(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array, None, None]:
+    known, segments = residuals
+    ends = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (0, 1)))
+    g = jnp.where(((known == segments) & ~ends)[..., None], g, 0)
+    return jnp.pad(g[:, 1:], ((0, 0), (0, 1), (0, 0))), g[:, 0], None, None
+
+
+lagged.defvjp(lambda x, last, known, segments: (lagged(x, last, known, segments), (known, segments)), _unended)
+
+
+class DropsGradientsAtEnds(Lag):
+    """Nothing comes back from the last token of a document that another follows."""
+
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        known = jnp.concatenate([last.segment[:, None], segments[:, :-1]], axis=1)
+        return lagged(x, last.x, known, segments)
+
+
 class DetachesTheState(Lag):
     def before(self, x: Array, segments: Array, last: Last) -> Array:
         return super().before(x, segments, jax.lax.stop_gradient(last))
@@ -453,6 +477,7 @@ CAUGHT = [
     (ForgetsBeforeAPiece, 'streaming'),
     (ForgetsTheSegment, 'streaming packed'),
     (LeaksAcrossDocuments, 'packing'),
+    (DropsGradientsAtEnds, 'packing'),
     (LeaksAcrossDocuments, 'padding'),
     (LeaksAcrossRows, 'rows apart'),
     (WorksInSinglePrecision, 'float64'),
