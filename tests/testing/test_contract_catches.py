@@ -180,6 +180,14 @@ class ForgetsALongPrompt(Lag):
         return y, after if after is None or x.shape[1] <= 7 else Last(0 * after.x, after.segment)
 
 
+class ForgetsAtChunks(Lag):
+    """Reads its past in chunks of 32 tokens, and carries nothing from one to the next."""
+
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        place = jnp.arange(x.shape[1])[None, :, None]
+        return jnp.where((place % 32 == 0) & (place > 0), 0, super().before(x, segments, last))
+
+
 @jax.custom_vjp
 def scaled(x: Array, scale: Array) -> Array:
     return x * scale
@@ -488,6 +496,7 @@ CAUGHT = [
     (DifferentiatesWrongly, 'gradients'),
     (DetachesTheState, 'streaming gradients'),
     (ForgetsALongPrompt, 'long prompt'),
+    (ForgetsAtChunks, 'long pieces'),
     (SumsGradientsNarrowly, 'bfloat16 gradients'),
     (HoldsALambda, 'compiles once'),
     (HoldsADictionary, 'compiles once'),
