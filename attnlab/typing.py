@@ -29,7 +29,6 @@ Queries = Float[Array, 'b t h k']
 Keys = Float[Array, 'b s g k']
 Values = Float[Array, 'b s g v']
 Heads = Float[Array, 'b t h v']
-Logits = Float[Array, 'b t o']
 DropoutKey = Key[Array, '']
 
 State = Any

@@ -16,7 +16,7 @@ from attnlab.analysis.question import Question
 from attnlab.errors import UserError
 from attnlab.quantize.feedback import Moments, Watched
 from attnlab.quantize.layers import replace_maps
-from attnlab.quantize.rows import training_rows
+from attnlab.quantize.rows import tell, training_rows
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
 from attnlab.tasks.task import Batch
@@ -156,24 +156,11 @@ def factors_of(
     loaded: Loaded, rows: Sequence[Batch], trained: Mapping[str, Float[np.ndarray, 'n ...']]
 ) -> dict[str, Factors]:
     """The factors of all linear maps that rows of training give; of a map that is shared, none."""
-    setup = loaded.setup
     model = loaded.model()
     replace_maps(model, lambda index, linear: TwiceWatched(linear))
-    graphdef, moments, rest = nnx.split(model, Moments, ...)  # type: ignore[misc]
-
-    @setup.jit
-    def of(moments: nnx.State, rest: nnx.State, batch: Batch) -> nnx.State:
-        def loss(moments: nnx.State) -> Array:
-            return setup.task.measure(nnx.merge(graphdef, moments, rest), batch, None)['loss'].total
-
-        return jax.grad(loss)(moments)
-
-    zeros = jax.tree.map(jnp.zeros_like, moments)
-    total = None
-    for row in rows:
-        found = jax.device_get(of(zeros, rest, row))
-        total = found if total is None else jax.tree.map(np.add, total, found)
-    leaves, _ = jax.tree.flatten_with_path(total, is_leaf=lambda node: isinstance(node, nnx.Variable))
+    tell(loaded.setup, model, Moments, rows)
+    told = nnx.state(model, Moments)
+    leaves, _ = jax.tree.flatten_with_path(told, is_leaf=lambda node: isinstance(node, nnx.Variable))
     known = {jax.tree_util.keystr(path, simple=True, separator='/'): np.asarray(each[...]) for path, each in leaves}
     made = {}
     for name, array in trained.items():

@@ -236,7 +236,7 @@ def accepted(
     first, second = jax.random.split(key)
     places = jnp.arange(ahead)
     uniform = jax.random.uniform(first, (ahead,))
-    taken: Bool[Array, a] = uniform * draft[places, tokens] < target[places, tokens]
+    taken: Bool[Array, ' a'] = uniform * draft[places, tokens] < target[places, tokens]
     count = jnp.sum(jnp.cumprod(taken.astype(jnp.int32)))
     rest = jnp.maximum(target[:ahead] - draft, 0)
     # Where both agree nothing is rejected but by rounding.

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from attnlab.errors import UserError
 from attnlab.functional.discretize import inverse_softplus, log_uniform
-from attnlab.functional.recomputed import recomputed_method
+from attnlab.functional.recomputed import recomputed, recomputed_method
 from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
 from attnlab.nn.parameter import param
@@ -67,11 +67,12 @@ class LowRankDecay(Module):
         self.up = Linear(rank, heads * key_dim, bias=True, axes=(None, 'heads'), rngs=rngs)
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t h k']:
-        return self._fading(self.up(self.down(x))).reshape(*x.shape[:2], self.heads, -1)
+        return fading(self.up(self.down(x)), self.temperature).reshape(*x.shape[:2], self.heads, -1)
 
-    @recomputed_method
-    def _fading(self, logits: Float[Array, 'b t f']) -> Float[Array, 'b t f']:
-        return jax.nn.log_sigmoid(logits.astype(state_dtype(logits.dtype))) / self.temperature
+
+def fading(logits: Float[Array, '*b f'], temperature: float) -> Float[Array, '*b f']:
+    """Decays `log sigmoid(logits) / temperature`, in float32 or better."""
+    return recomputed(lambda z: jax.nn.log_sigmoid(z.astype(state_dtype(z.dtype))) / temperature)(logits)
 
 
 class StepSize(Module):

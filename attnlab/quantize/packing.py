@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Int, Shaped, UInt8
+from jaxtyping import Int, UInt8
 
 
 def packed(codes: Int[Array, '*b n'], bits: int) -> UInt8[Array, '*b p']:
@@ -17,8 +17,3 @@ def unpacked(stored: UInt8[Array, '*b p'], bits: int, count: int) -> Int[Array, 
     spread = jnp.unpackbits(stored, axis=-1, count=bits * count).reshape(*stored.shape[:-1], count, bits)
     weights = jnp.asarray([1 << place for place in range(bits - 1, -1, -1)], jnp.int32)
     return jnp.sum(spread.astype(jnp.int32) * weights.reshape((1,) * (spread.ndim - 1) + (-1,)), axis=-1)
-
-
-def stored_bytes(stored: Shaped[Array, '...']) -> int:
-    """The bytes of an array."""
-    return stored.size * stored.dtype.itemsize

@@ -101,7 +101,7 @@ class Sparsity:
         """The thresholds of a run's layers. Raises `UserError` for a model without gated channel mixers."""
         alone = loaded.altered(apart)
         model = alone.model()
-        counts: list[Int[np.ndarray, n]] = []
+        counts: list[Int[np.ndarray, ' n']] = []
         for module, name, network in gated(model):
             counts.append(np.zeros(BINS, np.int64))
             setattr(module, name, _Counted(network, counts[-1]))

@@ -314,15 +314,21 @@ def _check_objective_divided(subject: HeadSubject, mesh: Mesh, placed: Any) -> N
 
 
 def check_streams(subject: HeadSubject) -> None:
-    """Losses of one row, in training too, are the same to rounding whatever stands in the other."""
-    one = subject.hidden()
-    other = np.stack([one[0], subject.hidden(seed=1)[1]])
-    first, second = (subject.measure(hidden, subject.targets()) for hidden in (one, other))
-    for name, place in (('loss', 0), ('objective', 2)):
-        assert_close(
-            second[place][:1],
-            first[place][:1],
-            dtype=jnp.float32,
-            reduction=DIM * CLASSES,
-            what=f'streams: the {name} of a row',
-        )
+    """Losses of a token, in training too, are the same to rounding whatever stands in other rows and at other tokens.
+
+    Hidden states of a row differ here, so that a target which is paired with another token's is found.
+    """
+    one, other = (np.asarray(noise(*subject.hidden().shape, seed=seed)) for seed in (3, 4))
+    first = subject.measure(one, subject.targets())
+    late = np.arange(CLASSES) >= CLASSES // 2
+    for where, kept in (('a row', np.arange(ROWS)[:, None] < 1), ('early tokens', ~late), ('late tokens', late)):
+        kept = np.broadcast_to(kept, (ROWS, CLASSES))
+        second = subject.measure(np.where(kept[..., None], one, other), subject.targets())
+        for name, place in (('loss', 0), ('objective', 2)):
+            assert_close(
+                second[place][kept],
+                first[place][kept],
+                dtype=jnp.float32,
+                reduction=DIM * CLASSES,
+                what=f'streams: the {name} of {where}',
+            )

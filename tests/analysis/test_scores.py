@@ -63,6 +63,11 @@ def test_the_virtual_logit_falls_with_what_no_principal_direction_has():
     np.testing.assert_allclose(fitted.origin @ weight, -bias, atol=1e-9)
     residual = np.linalg.norm((features - fitted.origin) @ fitted.rest, axis=1)
     np.testing.assert_allclose(fitted.alpha * residual.mean(), scores.max_logit(features @ weight + bias).mean())
+    # Far from zero a residual from anywhere but the origin is another.
+    away = features + 3 * plane[0]
+    residual = np.linalg.norm((away - fitted.origin) @ fitted.rest, axis=1)
+    expected = scores.energy(away @ weight + bias) - fitted.alpha * residual
+    np.testing.assert_allclose(fitted.score(away, away @ weight + bias), expected)
     moved = features + plane[3]
     logits = moved @ weight + bias
     np.testing.assert_allclose(logits, features @ weight + bias, atol=1e-9)

@@ -116,6 +116,27 @@ class Centred(LanguageHead):
         return super().losses(hidden - jnp.mean(hidden, axis=(0, 1), keepdims=True), targets)
 
 
+class OffByOne(LanguageHead):
+    """Pairs the target of a token with the hidden state of the next."""
+
+    def losses(self, hidden, targets):
+        return super().losses(jnp.roll(hidden, -1, axis=-2), targets)
+
+
+class Behind(LanguageHead):
+    """Pairs the target of a token with the hidden state of the one before it, and of the first with its own."""
+
+    def losses(self, hidden, targets):
+        return super().losses(jnp.concatenate([hidden[..., :1, :], hidden[..., :-1, :]], axis=-2), targets)
+
+
+class Smooths(LanguageHead):
+    """Looks at the other tokens of a row."""
+
+    def losses(self, hidden, targets):
+        return super().losses(jnp.broadcast_to(jnp.mean(hidden, axis=-2, keepdims=True), hidden.shape), targets)
+
+
 class Divisive(LanguageHead):
     """Trains on more where its classes are divided."""
 
@@ -153,6 +174,9 @@ BROKEN = (
     ('bfloat16', Rounded),
     ('outside', Forgiving),
     ('streams', Centred),
+    ('streams', OffByOne),
+    ('streams', Behind),
+    ('streams', Smooths),
     ('tensor', Divisive),
 )
 

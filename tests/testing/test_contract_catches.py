@@ -60,6 +60,15 @@ class LooksAhead(Lag):
         return super().before(x, segments, last) + jnp.roll(x, -1, axis=1)
 
 
+class Chooses(Lag):
+    """Doubles what meets the half of the tokens of a row that have the largest first number."""
+
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        first = x[..., 0]
+        median = jnp.sort(first, axis=1)[:, first.shape[1] // 2]
+        return jnp.where((first >= median[:, None])[..., None], 2, 1) * super().before(x, segments, last)
+
+
 class LooksNowhere(Lag):
     def before(self, x: Array, segments: Array, last: Last) -> Array:
         return jnp.zeros_like(x)
@@ -126,6 +135,30 @@ class DifferentiatesWrongly(Lag):
         return half_differentiated(super().before(x, segments, last))
 
 
+@jax.custom_vjp
+def lagged(x: Array, last: Array, known: Array, segments: Array) -> Array:
+    before = jnp.concatenate([last[:, None], x[:, :-1]], axis=1)
+    return jnp.where((known == segments)[..., None], before, 0)
+
+
+def _unended(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array, None, None]:
+    known, segments = residuals
+    ends = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (0, 1)))
+    g = jnp.where(((known == segments) & ~ends)[..., None], g, 0)
+    return jnp.pad(g[:, 1:], ((0, 0), (0, 1), (0, 0))), g[:, 0], None, None
+
+
+lagged.defvjp(lambda x, last, known, segments: (lagged(x, last, known, segments), (known, segments)), _unended)
+
+
+class DropsGradientsAtEnds(Lag):
+    """Nothing comes back from the last token of a document that another follows."""
+
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        known = jnp.concatenate([last.segment[:, None], segments[:, :-1]], axis=1)
+        return lagged(x, last.x, known, segments)
+
+
 class DetachesTheState(Lag):
     def before(self, x: Array, segments: Array, last: Last) -> Array:
         return super().before(x, segments, jax.lax.stop_gradient(last))
@@ -145,6 +178,14 @@ class ForgetsALongPrompt(Lag):
     def __call__(self, x: Array, ctx: Context, state: Last | None = None) -> tuple[Array, Last | None]:
         y, after = super().__call__(x, ctx, state)
         return y, after if after is None or x.shape[1] <= 7 else Last(0 * after.x, after.segment)
+
+
+class ForgetsAtChunks(Lag):
+    """Reads its past in chunks of 32 tokens, and carries nothing from one to the next."""
+
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        place = jnp.arange(x.shape[1])[None, :, None]
+        return jnp.where((place % 32 == 0) & (place > 0), 0, super().before(x, segments, last))
 
 
 @jax.custom_vjp
@@ -212,6 +253,14 @@ class ChangesTheStateType(Lag):
     def __call__(self, x: Array, ctx: Context, state: Last | None = None) -> tuple[Array, Last | None]:
         y, state = super().__call__(x, ctx, state)
         return y, state and Last(state.x.astype(jnp.bfloat16), state.segment)
+
+
+class PromotesTheState(Lag):
+    """Gives back what it was given in float32, in bfloat16 too."""
+
+    def __call__(self, x: Array, ctx: Context, state: Last | None = None) -> tuple[Array, Last | None]:
+        y, state = super().__call__(x, ctx, state)
+        return y, state and Last(state.x.astype(jnp.promote_types(state.x.dtype, jnp.float32)), state.segment)
 
 
 class MakesAWeakState(Lag):
@@ -325,6 +374,18 @@ class Crosses(TwoSided):
         return ctx.segments_or_ones() != PADDING
 
 
+class OneWay(Crosses):
+    """Every token meets what lies before it on its lines, and nothing behind it."""
+
+    def __call__(self, x: Array, ctx: Context, state: None = None) -> tuple[Array, None]:
+        grid = self.grid(ctx)
+        there = unflatten(self.there(ctx)[..., None].astype(x.dtype), grid)
+        image, y = unflatten(x, grid) * there, x
+        for axis in range(1, 1 + len(grid)):
+            y += flatten(jnp.cumsum(image, axis), grid)
+        return self.output(jnp.tanh(y)), None
+
+
 class IgnoresTheGrid(Crosses):
     def grid(self, ctx: Context) -> Grid:
         return nearly_square(math.prod(super().grid(ctx)))
@@ -401,6 +462,7 @@ class MindsThatThereAreSegments(Crosses):
 CHECKS = claimed(causal=True, bidirectional=True, streaming=True, packed=True)
 GRID_CHECKS = claimed(causal=False, bidirectional=True, streaming=False, packed=False, grid=True, sparse=True)
 CAUGHT_ON_GRIDS = [
+    (OneWay, 'two-sided', 'the outputs before token 12 are the same whatever that token is'),
     (IgnoresTheGrid, 'grids', r'24 tokens give the same on \(4, 6\) as on \(6, 4\)'),
     (TakesTheShorterAxisForHeight, 'grids', '24 tokens give the same'),
     (NeedsNoGrid, 'grids', 'without ctx.grid it gives an output'),
@@ -415,6 +477,7 @@ CAUGHT_ON_GRIDS = [
 ]
 CAUGHT = [
     (LooksAhead, 'no look-ahead'),
+    (Chooses, 'no look-ahead'),
     (LooksNowhere, 'no look-ahead'),
     (HandsOutOneArrayTwice, 'donation'),
     (HandsOutItsParameter, 'donation'),
@@ -422,6 +485,7 @@ CAUGHT = [
     (ForgetsBeforeAPiece, 'streaming'),
     (ForgetsTheSegment, 'streaming packed'),
     (LeaksAcrossDocuments, 'packing'),
+    (DropsGradientsAtEnds, 'packing'),
     (LeaksAcrossDocuments, 'padding'),
     (LeaksAcrossRows, 'rows apart'),
     (WorksInSinglePrecision, 'float64'),
@@ -432,10 +496,12 @@ CAUGHT = [
     (DifferentiatesWrongly, 'gradients'),
     (DetachesTheState, 'streaming gradients'),
     (ForgetsALongPrompt, 'long prompt'),
+    (ForgetsAtChunks, 'long pieces'),
     (SumsGradientsNarrowly, 'bfloat16 gradients'),
     (HoldsALambda, 'compiles once'),
     (HoldsADictionary, 'compiles once'),
     (ChangesTheStateType, 'state'),
+    (PromotesTheState, 'state'),
     (HasNoState, 'state'),
     (HasAWordAsState, 'state'),
     (DropsTheState, 'state'),
@@ -479,7 +545,7 @@ def test_an_honest_mixer_on_grids_passes():
     ('mixer', 'name', 'sentence'), [pytest.param(m, n, s, id=m.__name__) for m, n, s in CAUGHT_ON_GRIDS]
 )
 def test_a_broken_promise_about_grids_is_caught(mixer: type[TwoSided], name: str, sentence: str):
-    with pytest.raises(AssertionError, match=f'^{name}: .*{sentence}'):
+    with pytest.raises(AssertionError, match=f'^(bidirectional|{name}): .*{sentence}'):
         GRID_CHECKS[name](Subject(on_grid(mixer), causal=False))
     assert {name for _, name, _ in CAUGHT_ON_GRIDS} == set(GRID_CHECKS) - set(CHECKS)
 

@@ -15,6 +15,7 @@ from attnlab.functional import cores
 from attnlab.functional.recomputed import recomputed, recomputed_method
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
+from attnlab.nn.decays import fading
 from attnlab.nn.gates import SlotGates
 from attnlab.nn.heads import head_channels
 from attnlab.nn.norms import RMSNorm
@@ -129,11 +130,7 @@ class GatedSlots(Mixer):
     def _log_decay(self, x: Sequence, ctx: Context) -> Float[Array, 'b t h n']:
         if not isinstance(self.forget, Linear):
             return self.forget(x, None if ctx.deterministic else ctx.fold_in(2).dropout_key)
-        return self._fading(self.forget(x).reshape(*x.shape[:2], self.heads, self.slots))
-
-    @recomputed_method
-    def _fading(self, logits: Float[Array, 'b t h n']) -> Float[Array, 'b t h n']:
-        return jax.nn.log_sigmoid(logits.astype(state_dtype(logits.dtype))) / self.temperature
+        return fading(self.forget(x).reshape(*x.shape[:2], self.heads, self.slots), self.temperature)
 
 
 def gated_slots(

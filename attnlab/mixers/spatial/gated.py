@@ -11,10 +11,11 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.grids import flatten, required_grid, unflatten
-from attnlab.functional.recomputed import recomputed, recomputed_method
+from attnlab.functional.recomputed import recomputed
 from attnlab.functional.recurrences import state_dtype
 from attnlab.mixers.mixer import TwoSided
 from attnlab.nn.convolutions import DepthwiseConv
+from attnlab.nn.decays import fading
 from attnlab.nn.heads import head_channels
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.projections import Linear
@@ -76,7 +77,7 @@ class VisionGatedLinearAttention(TwoSided):
         grid = required_grid(ctx, type(self).__name__, axes=2)
         u = self._active(flatten(self.conv(unflatten(x, grid)), grid))
         q, k, v = (self._split(linear(u)) for linear in (self.query, self.key, self.value))
-        decays = self._fading(self.decay(self.narrow(u)))
+        decays = fading(self.decay(self.narrow(u)), self.temperature)
         forwards, backwards = (self._split(each) for each in jnp.split(decays, 2, axis=-1))
         core: dict[str, Any] = {'implementation': self.implementation}
         past, _ = cores.linear_attention(q, k, v, forwards, **core)
@@ -88,10 +89,6 @@ class VisionGatedLinearAttention(TwoSided):
 
     def _active(self, x: Sequence) -> Sequence:
         return recomputed(jax.nn.silu)(x) if self.activated else x
-
-    @recomputed_method
-    def _fading(self, logits: Float[Array, 'b t f']) -> Float[Array, 'b t f']:
-        return jax.nn.log_sigmoid(logits.astype(state_dtype(logits.dtype))) / self.temperature
 
     def _split(self, x: Float[Array, 'b t f']) -> Float[Array, 'b t h k']:
         return x.reshape(*x.shape[:2], self.heads, -1)

@@ -25,6 +25,7 @@ from attnlab.testing.contract.rows import check_rows_apart
 from attnlab.testing.contract.shapes import check_shape_and_type
 from attnlab.testing.contract.streaming import (
     check_decoding,
+    check_long_pieces,
     check_long_prompt,
     check_state,
     check_streaming,
@@ -119,6 +120,7 @@ def claimed(
         checks['decoding'] = check_decoding
         checks['streaming'] = check_streaming
         checks['long prompt'] = check_long_prompt
+        checks['long pieces'] = check_long_pieces
         checks['streaming gradients'] = check_streaming_gradients
         checks['streaming compiles once'] = check_streaming_compiles_once
     if packed:
@@ -130,6 +132,9 @@ def claimed(
         checks['grids'] = check_grids
         if sparse:
             checks['sparse'] = check_sparse
+        if bidirectional:
+            # Which tokens see each other depends on the grid, so that neighbours are not asked.
+            checks['two-sided'] = check_two_sided
     elif bidirectional:
         checks['bidirectional'] = lambda subject: check_bidirectional(subject, packed=packed)
     return checks

@@ -1,9 +1,11 @@
 """Documents that share a row are independent."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from attnlab.context import PADDING
+from attnlab.testing.contract.gradients import compare_derivatives
 from attnlab.testing.contract.subject import (
     LENGTH,
     PACKED,
@@ -19,8 +21,16 @@ from attnlab.testing.tolerances import assert_close
 
 
 def check_packing(subject: Subject, *, causal: bool) -> None:
-    """Documents that share a row give the same outputs as alone, and no output depends on another document's input."""
+    """Documents that share a row give the same outputs as alone, and no output depends on another document's input.
+
+    Their gradients are finite differences in float64, as those of rows of one document are by `check_gradients`.
+    """
     _check_documents('packing', subject, PACKED, causal)
+    smooth, ctx = subject.smooth, context(*PACKED)
+    with jax.enable_x64(True):
+        x, weights = subject.x(dtype=jnp.float64), subject.x(seed=1, dtype=jnp.float64)
+        differentiated = smooth.differentiated
+        compare_derivatives('packing', lambda inputs: differentiated(inputs, weights, ctx), (smooth.double, x))
 
 
 def check_padding(subject: Subject, *, causal: bool) -> None:

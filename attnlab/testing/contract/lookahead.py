@@ -1,8 +1,9 @@
 """A causal mixer does not look ahead."""
 
+import jax.numpy as jnp
 import numpy as np
 
-from attnlab.testing.contract.subject import LENGTH, Subject, full, require
+from attnlab.testing.contract.subject import FEWEST, LENGTH, Subject, full, require
 
 
 def check_no_lookahead(subject: Subject) -> None:
@@ -15,3 +16,19 @@ def check_no_lookahead(subject: Subject) -> None:
         ahead = np.flatnonzero(reach[0, t, 0, t + 1 :])
         require(not ahead.size, f'no look-ahead: the output at {t} depends on the input at {t + 1 + ahead[:1]}')
         require(t == 0 or reach[0, t, 0, t - 1] > 0, f'no look-ahead: the output at {t} ignores the input at {t - 1}')
+    _check_exchanged(subject)
+
+
+def _check_exchanged(subject: Subject) -> None:
+    """The same of values: choices among tokens, and what is held fixed, have no derivative."""
+    middle = LENGTH // 2
+    for seed in range(FEWEST):
+        x, other = (np.asarray(subject.x(seed=each)) for each in (seed, seed + FEWEST))
+        moved = np.where(np.arange(LENGTH)[:, None] < middle, x, other)
+        before, after = (
+            np.asarray(subject.apply(subject.params, jnp.asarray(each), full())[0])[:, :middle] for each in (x, moved)
+        )
+        require(
+            np.array_equal(before, after),
+            f'no look-ahead: outputs before {middle} depend on the inputs from there on, though no derivative says so',
+        )

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 
 from attnlab.context import PADDING, Context
 from attnlab.testing.contract.subject import LENGTH, PACKED, PADDED, Subject, context, cut, full, noted, piece, require
@@ -21,11 +22,22 @@ SPLITS = ((7, 7, 7, 1, 1, 1), (1, 7, 1, 1, 7, 7))
 LONG = ((16, *(1,) * 8),)
 """A prompt longer than most windows, then steps."""
 
+CHUNKED = ((100, 60),)
+"""A row longer than chunks of up to 128 tokens are; the second piece starts amid one of the first pass."""
+
 
 def check_state(subject: Subject) -> None:
-    """`init_state` gives arrays, and a call gives them back with new values: same structure, shapes and types."""
+    """`init_state` gives arrays, and a call gives them back with new values: same structure, shapes and types.
+
+    In float32 and in bfloat16.
+    """
+    for dtype in (jnp.float32, jnp.bfloat16):
+        _check_state(subject, dtype)
+
+
+def _check_state(subject: Subject, dtype: DTypeLike) -> None:
     with noted('state: init_state(batch, length, dtype) fails', (Exception,)):
-        state = subject.mixer.init_state(2, LENGTH, jnp.float32)
+        state = subject.mixer.init_state(2, LENGTH, dtype)
     leaves = jax.tree.leaves(state)
     require(
         bool(leaves),
@@ -38,7 +50,7 @@ def check_state(subject: Subject) -> None:
             f'state: init_state returned a state with {leaf!r}, of type {type(leaf).__name__}; every part of it must '
             'be a JAX array, in a NamedTuple, a tuple or another pytree',
         )
-    x = subject.x(length=1)
+    x = subject.x(length=1, dtype=dtype)
     with noted('state: a call with the state of init_state fails', (Exception,)):
         _, after = jax.eval_shape(subject.run, subject.params, x, full(1), state)
     require(after is not None, 'state: a call that was given a state returned None; it must return the advanced state')
@@ -67,6 +79,13 @@ def check_long_prompt(subject: Subject) -> None:
     _check_splits('long prompt', subject, full(), LONG, _whole(subject))
 
 
+def check_long_pieces(subject: Subject) -> None:
+    """The same for a row of several chunks, in two pieces."""
+    length = sum(CHUNKED[0])
+    x, ctx = subject.x(length=length), full(length)
+    _check_splits('long pieces', subject, ctx, CHUNKED, np.asarray(subject.apply(subject.params, x, ctx)[0]))
+
+
 def check_streaming_packed(subject: Subject) -> None:
     """The same where documents and padding share the row: the state remembers which document it belongs to."""
     for rows, splits in ((PACKED, SPLITS + STEPS), (PADDED, SPLITS[1:2])):
@@ -82,10 +101,11 @@ def _whole(subject: Subject) -> np.ndarray:
 def _check_splits(
     what: str, subject: Subject, ctx: Context, splits: Sequence[Sequence[int]], expected: np.ndarray
 ) -> None:
-    x = subject.x()
+    length = ctx.positions.shape[1]
+    x = subject.x(length=length)
     real = np.asarray(ctx.segments_or_ones()) != PADDING
     for split in splits:
-        state, pieces, start = subject.mixer.init_state(2, LENGTH, x.dtype), [], 0
+        state, pieces, start = subject.mixer.init_state(2, length, x.dtype), [], 0
         before = jax.tree.map(_form, state)
         for steps in split:
             stop = start + steps
@@ -99,7 +119,7 @@ def _check_splits(
             actual[real],
             expected[real],
             dtype=x.dtype,
-            reduction=LENGTH * subject.dim,
+            reduction=length * subject.dim,
             what=f'{what}: split as {split}, y',
         )
 
