@@ -121,9 +121,11 @@ def test_a_step_takes_the_gradient_of_the_mean_over_tokens(layer, task, parts):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-6)
 
 
-def test_as_many_labels_as_tokens_change_no_bit():
-    x, ctx = jax.random.normal(jax.random.key(0), (3, 7, 4)), Context.full(3, 7)
-    graphdef, params, buffers = split(Unmoved('experts', rngs=nnx.Rngs(0)))
+@pytest.mark.parametrize('layer', LAYERS)
+def test_as_many_labels_as_tokens_change_no_bit(layer):
+    x = jax.random.normal(jax.random.key(0), (3, 7, 4))
+    ctx = dataclasses.replace(Context.full(3, 7), deterministic=False, dropout_key=jax.random.key(0))
+    graphdef, params, buffers = split(Unmoved(layer, rngs=nnx.Rngs(0)))
 
     def total(params, labels):
         y, _ = nnx.merge(graphdef, params, buffers).stack(x, dataclasses.replace(ctx, labels=labels))
