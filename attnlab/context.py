@@ -30,6 +30,8 @@ class Context:
       condition: a vector a row that layers are told, `b m`, such as what time of a diffusion it is; inputs make it.
       cut: the tokens (last axis) that queries are kept from: their scores are minus infinity in whatever reads by
         `attnlab.functional.attend`; `None` but in analyses.
+      labels: the number of labels that the loss of the batch is a sum over, by which the trainer divides it; `None`: as
+        many as tokens. Tasks say it; penalties of layers read it (`attnlab.functional.penalty`).
     """
 
     positions: Positions
@@ -39,6 +41,7 @@ class Context:
     dropout_key: DropoutKey | None = None
     condition: Float[Array, 'b m'] | None = None
     cut: Bool[Array, '#b t t'] | None = None
+    labels: Float[Array, ''] | None = None
 
     @classmethod
     def full(cls, batch: int, length: int, *, start: int | jax.Array = 0) -> 'Context':

@@ -20,6 +20,7 @@ from attnlab.data.text.text import TextFiles
 from attnlab.errors import UserError
 from attnlab.experiment.experiment import SIZES, Experiment
 from attnlab.experiment.studies import TOLERANCE
+from attnlab.models.stack import Stack
 from attnlab.nn.mlps import GatedMLP, gated_width
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.positions import Rope
@@ -112,7 +113,7 @@ def smallest(config, text):
             stack.blocks = tuple(block for i, block in enumerate(stack.blocks) if block not in stack.blocks[:i])
             stack.depth = len(stack.blocks)
             config.batch_size = 2
-            if 'horizon' in config.task:
+            if 'horizon' in config.task or 'gaps' in config.task:
                 config.task.data.rows = 400
             elif 'frame' in config.model:
                 config.length = 256
@@ -126,6 +127,44 @@ def smallest(config, text):
             config.task.data.train = config.task.data.held_out = 16
         config.evals = ()
     return config
+
+
+@pytest.mark.parametrize(
+    ('module', 'argument'),
+    [
+        (language, 'zoo=mingru'),
+        (recall, 'zoo=mingru'),
+        (recall, 'task=signed_sums,thoughts=continuous'),
+        (long_range, 'zoo=mingru,task=digits,size=smoke'),
+        (long_range, 'zoo=mingru,task=digits,size=smoke,protocol=pretrain'),
+        (images, 'zoo=bi_mingru,data=count'),
+        (series, 'zoo=mingru'),
+        (series, 'zoo=bi_mingru,task=imputation'),
+        (separation, 'zoo=mingru'),
+    ],
+)
+def test_layers_are_told_what_the_loss_counts(module, argument, text, monkeypatch):
+    setup = prepare(smallest(module.get_config(argument), text))
+    source = setup.task.source('train', setup.length)
+    batch = jax.tree.map(lambda *rows: np.stack(rows), *(source[index] for index in range(2)))
+    batch['weights'] = np.where(np.arange(2).reshape(2, *[1] * (batch['weights'].ndim - 1)), batch['weights'], 0)
+    called, told = Stack.__call__, []
+
+    def asked(stack, x, ctx, state=None):
+        told.append(ctx.labels)
+        return called(stack, x, ctx, state)
+
+    monkeypatch.setattr(Stack, '__call__', asked)
+
+    @jax.jit
+    def counts(batch):
+        """All else is left out of what is compiled."""
+        found = setup.task.measure(setup.make_model(nnx.Rngs(0)), batch, jax.random.key(0))
+        return found['loss'].count, told
+
+    count, labels = counts(batch)
+    assert labels and count > 0
+    np.testing.assert_array_equal(labels, np.full(len(labels), count))
 
 
 def nightly(module, argument):

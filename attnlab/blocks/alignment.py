@@ -34,14 +34,16 @@ class Alignment:
             raise UserError(f'weight of Alignment is {self.weight}; it must be a number of at least 0')
 
     def __call__(self, before: Streams, after: Streams, ctx: Context) -> Streams:
-        """The streams after a layer; differentiation adds the gradient of the penalty, summed over real tokens."""
+        """The streams after a layer; differentiation adds the gradient of its mean over real tokens."""
         if ctx.deterministic:
             return after
         there = ctx.segments_or_ones() != PADDING
         leaves, structure = jax.tree.flatten(after)
         old = jax.tree.leaves(before)
-        amount = sum(_turned(one, other, there) for one, other in zip(old, leaves, strict=True)) / len(leaves)
-        return jax.tree.unflatten(structure, [penalised(leaves[0], self.weight * amount), *leaves[1:]])
+        turned = (_turned(one, other, there) for one, other in zip(old, leaves, strict=True))
+        amount = sum(turned, jnp.float32(0)) / len(leaves)
+        first = penalised(leaves[0], self.weight * amount, jnp.sum(there), ctx.labels)
+        return jax.tree.unflatten(structure, [first, *leaves[1:]])
 
 
 def _turned(before: Any, after: Any, there: jax.Array) -> jax.Array:

@@ -64,7 +64,7 @@ class EntropyMarginPerQuery:
     def __call__(
         self, entropy: Float[Array, 'b t h'], theta: Float[Array, 'h'], real: Bool[Array, 'b t']
     ) -> Float[Array, '']:
-        """Returns the penalty times the number of real tokens, by which the trainer divides."""
+        """Returns the penalty times the number of real tokens, by which `penalised` divides."""
         highest = jnp.log(jnp.asarray(entropy.shape[1], entropy.dtype))
         excess = _beyond(entropy - (theta * highest)[None, None], self.margin * highest)
         return self.weight * jnp.sum(real) * jnp.sum(jnp.where(real, jnp.mean(excess, axis=-1), 0.0))
@@ -179,4 +179,5 @@ class SoftmaxOnlyBlock(Mixer):
             return y
         entropy = row_entropy(q.astype(inverse.dtype) * inverse[..., None], k, reach=self.reach, segments=ctx.segments)
         real = ctx.segments_or_ones() != PADDING
-        return penalised(y, self.penalty(entropy, self.theta[...].astype(entropy.dtype), real))
+        penalty = self.penalty(entropy, self.theta[...].astype(entropy.dtype), real)
+        return penalised(y, penalty, jnp.sum(real), ctx.labels)

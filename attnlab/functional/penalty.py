@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 
 from attnlab.errors import UserError
 from attnlab.functional.reach import Reach
@@ -14,13 +14,26 @@ from attnlab.typing import Keys, Queries, Segments
 from pallas_kernels import WeightMap
 
 
-@jax.custom_vjp
-def penalised(y: Float[Array, '*b'], penalty: Float[Array, '']) -> Float[Array, '*b']:
-    """Returns `y`; differentiation adds the gradient of `penalty`, whatever is computed from `y`.
+def penalised(
+    y: Float[Array, '*b'],
+    penalty: Float[Array, ''],
+    tokens: int | Shaped[Array, ''],
+    labels: Float[Array, ''] | None = None,
+) -> Float[Array, '*b']:
+    """Returns `y`; differentiation adds the gradient of `penalty labels / tokens`, whatever is computed from `y`.
 
-    Training thus minimises the loss plus the penalty, while the reported loss is that of the task alone. A penalty
-    is a sum over the tokens of a batch, like the loss, before the trainer divides both by the number of tokens.
+    Training thus minimises the loss plus the mean of the penalty, while the reported loss is that of the task alone.
+    `penalty` is a sum over so many `tokens`, as many as the layer has. The loss is a sum over `labels`
+    (`Context.labels`), by which the trainer divides both; `None`: as many as tokens.
     """
+    if labels is not None:
+        penalty = penalty * (labels / jnp.maximum(tokens, 1)).astype(penalty.dtype)
+    return _added(y, penalty)
+
+
+@jax.custom_vjp
+def _added(y: Float[Array, '*b'], penalty: Float[Array, '']) -> Float[Array, '*b']:
+    """`y`; differentiation adds the gradient of `penalty`."""
     return y
 
 
@@ -32,7 +45,7 @@ def _backward(one: Any, dy: Array) -> tuple[Array, Any]:
     return dy, one
 
 
-penalised.defvjp(_forward, _backward)
+_added.defvjp(_forward, _backward)
 
 
 @runtime_checkable

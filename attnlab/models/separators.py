@@ -1,6 +1,7 @@
 """Models that separate a mixture into its sources, by masks of a learned transform of short frames."""
 
 import abc
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Iterator
@@ -75,8 +76,8 @@ class Separator(Module):
     def layout(self, ctx: Context) -> Context:
         """The context of the frames of mixtures whose context is `ctx`."""
         rows, samples = ctx.positions.shape
-        made = Context.full(rows, self.frames(samples))
-        return Context(made.positions, deterministic=ctx.deterministic, dropout_key=ctx.dropout_key)
+        positions = Context.full(rows, self.frames(samples)).positions
+        return dataclasses.replace(ctx, positions=positions, segments=None, grid=None)
 
     def encode(self, tokens: Features) -> Float[Array, 'b k f']:
         """The transform of the frames."""

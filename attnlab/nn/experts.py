@@ -312,14 +312,17 @@ class MixtureOfExperts(Module):
         # A token chooses an expert once, so that room for all tokens is room for all choices.
         return self.capacity is not None and self.capacity * self.active < self.experts
 
-    def __call__(self, x: Sequence, key: DropoutKey | None = None) -> Sequence:
-        """The mixture; a gate that draws noise in training draws it from `key`, and none without one."""
+    def __call__(self, x: Sequence, key: DropoutKey | None = None, labels: Float[Array, ''] | None = None) -> Sequence:
+        """The mixture; a gate that draws noise in training draws it from `key`, and none without one.
+
+        `labels` is that of the context, which the penalty of the router needs (`attnlab.functional.penalty`).
+        """
         routing = self.routing(x, key)
         networks = (self.gates[...].astype(x.dtype), self.up[...].astype(x.dtype), self.down[...].astype(x.dtype))
         activation = activation_called(self.activation)
         y = experts.mixed(x, routing.experts, routing.weights, routing.kept, networks, activation=activation)
         y = y if self.shared is None else y + self.shared(x)
-        return penalised(y, routing.penalty)
+        return penalised(y, routing.penalty, x[..., 0].size, labels)
 
     def routing(self, x: Float[Array, '*n d'], key: DropoutKey | None = None) -> Routing:
         """Where the tokens go, and how many found no room; `key` as in a call."""

@@ -139,10 +139,10 @@ class Forecasting:
             return errors(batch[FORECAST], batch)
         if batch['targets'].shape[1] != self.horizon:
             return errors(rolled(model, batch, self.horizon, dropout_key), batch)
-        hidden, _ = model.hidden(batch['tokens'], context(batch, dropout_key))
         targets = jnp.swapaxes(batch['targets'], 1, 2)
-        losses = model.losses(hidden, targets, dropout_key)
-        found = {'loss': Average.of(losses, _weights(batch, losses))}
+        weights = _weights(batch, targets[..., 0])
+        hidden, _ = model.hidden(batch['tokens'], context(batch, dropout_key, weights))
+        found = {'loss': Average.of(model.losses(hidden, targets, dropout_key), weights)}
         found |= errors(jnp.swapaxes(model.logits(hidden), 1, 2), batch)
         # Training steps only need the loss; quantiles are many times the numbers of a forecast.
         if dropout_key is None and isinstance(model, Distributional) and model.distributions:

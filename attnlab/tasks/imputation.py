@@ -118,13 +118,14 @@ class Imputation:
         """
         if FILLED in batch:
             return _errors(batch[FILLED], batch)
-        hidden, _ = model.hidden(batch['tokens'], context(batch, dropout_key))
+        asked = batch['missing'] * _weights(batch)
+        hidden, _ = model.hidden(batch['tokens'], context(batch, dropout_key, asked))
         found = jnp.swapaxes(model.logits(hidden), 1, 2)
         targets = jnp.where(batch['missing'] > 0, batch['targets'], jax.lax.stop_gradient(found))
         # Means over the steps of a variate, which become one over what is missing.
         losses = model.losses(hidden, jnp.swapaxes(targets, 1, 2), dropout_key) * targets.shape[1]
         weights = jnp.broadcast_to(batch['weights'][:, None], losses.shape)
-        loss = Average(jnp.sum(losses * weights), jnp.sum(batch['missing'] * _weights(batch)))
+        loss = Average(jnp.sum(losses * weights), jnp.sum(asked))
         return {'loss': loss} | _errors(found, batch)
 
 

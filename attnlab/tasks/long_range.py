@@ -142,7 +142,7 @@ class Classification(LongRange):
                 f'model.head is for {model.documents} document(s); an example of {type(self.data).__name__} has {count}'
             )
         apart = self.apart(batch)
-        documents = model.pooled(apart['tokens'], context(apart, dropout_key))
+        documents = model.pooled(apart['tokens'], context(apart, dropout_key, batch['weights']))
         return documents.reshape(-1, count * documents.shape[1])
 
 
@@ -182,8 +182,9 @@ class Denoising(LongRange):
             predicted = there & jax.random.bernoulli(key, self.hidden, there.shape)
             chosen = predicted.reshape(*predicted.shape, *(1,) * (tokens.ndim - 2))
             inputs, targets = jnp.where(chosen, jnp.zeros_like(tokens), tokens), tokens
-        hidden, _ = model.hidden(inputs, context(apart | {'tokens': inputs}, dropout_key))
-        return {'loss': Average.of(model.losses(hidden, targets, dropout_key), predicted.astype(jnp.float32))}
+        weights = predicted.astype(jnp.float32)
+        hidden, _ = model.hidden(inputs, context(apart | {'tokens': inputs}, dropout_key, weights))
+        return {'loss': Average.of(model.losses(hidden, targets, dropout_key), weights)}
 
 
 @functools.lru_cache(maxsize=16)

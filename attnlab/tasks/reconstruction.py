@@ -83,6 +83,6 @@ class Reconstruction:
 
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
         """The mean squared error of the row after every row."""
-        hidden, _ = model.hidden(batch['tokens'], context(batch, dropout_key))
-        losses = model.losses(hidden, batch['targets'], dropout_key)
-        return {'loss': Average.of(losses, jnp.broadcast_to(batch['weights'][:, None], losses.shape))}
+        weights = jnp.broadcast_to(batch['weights'][:, None], batch['targets'].shape[:2])
+        hidden, _ = model.hidden(batch['tokens'], context(batch, dropout_key, weights))
+        return {'loss': Average.of(model.losses(hidden, batch['targets'], dropout_key), weights)}

@@ -91,10 +91,11 @@ class Separation:
         """The loss, the SI-SNR and its improvement over that of the mixture, in dB; what is given has no loss."""
         if ESTIMATES in batch:
             return _measured(batch[ESTIMATES], batch)
-        hidden, _ = model.hidden(batch['tokens'], context(batch, dropout_key))
+        weights = _weights(batch, batch['sources'][..., 0])
+        hidden, _ = model.hidden(batch['tokens'], context(batch, dropout_key, weights))
         losses = model.losses(hidden, batch['sources'], dropout_key)
         found = _measured(model.logits(hidden), batch)
-        return {'loss': Average.of(losses, _weights(batch, losses))} | found
+        return {'loss': Average.of(losses, weights)} | found
 
 
 GUESSED = 64

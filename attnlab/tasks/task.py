@@ -5,7 +5,9 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from attnlab.context import Context
 from attnlab.data.pipeline import Source
@@ -46,7 +48,10 @@ class Task(Protocol):
         """An example of zeros with the shapes and types of `source(...)[i]`, without loading anything."""
 
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
-        """The metrics of one batch; `metrics['loss']` is what training minimises. Dropout needs a key."""
+        """The metrics of one batch; `metrics['loss']` is what training minimises. Dropout needs a key.
+
+        Its count is that of the labels of the context which the model is given (see `context`).
+        """
 
     def describe(self) -> dict[str, Any]:
         """Where the data came from, for the record of the run."""
@@ -99,10 +104,15 @@ class Textual(Protocol):
         """How text becomes tokens."""
 
 
-def context(batch: Batch, dropout_key: DropoutKey | None = None) -> Context:
-    """The context of a batch: one document per row where it has no positions; deterministic without a key."""
+def context(batch: Batch, dropout_key: DropoutKey | None = None, labels: Float[Array, '...'] | None = None) -> Context:
+    """The context of a batch: one document per row where it has no positions; deterministic without a key.
+
+    `labels` are the weights of the losses whose mean training minimises, those of the batch where a task gives none.
+    """
+    labels = batch.get('weights') if labels is None else labels
     if 'positions' in batch:
         ctx = Context(positions=batch['positions'], segments=batch['segments'])
     else:
         ctx = Context.full(*batch['tokens'].shape[:2])
-    return dataclasses.replace(ctx, deterministic=dropout_key is None, dropout_key=dropout_key)
+    count = None if labels is None else jnp.sum(labels)
+    return dataclasses.replace(ctx, deterministic=dropout_key is None, dropout_key=dropout_key, labels=count)

@@ -11,7 +11,7 @@ from attnlab.data.synthetic.sums import SignedSums
 from attnlab.metrics import Average, proportion
 from attnlab.models.thoughts import check_thinks, mixture, read, thinking
 from attnlab.tasks.synthetic import LabelPrediction
-from attnlab.tasks.task import Batch
+from attnlab.tasks.task import Batch, context
 from attnlab.typing import DropoutKey
 
 
@@ -35,13 +35,12 @@ class ContinuousThought(LabelPrediction):
         wanted = partial_sums(self.problem, tokens)
         vectors = model.embed(tokens, Context.full(*tokens.shape))  # type: ignore[attr-defined]
         taught = jnp.concatenate([vectors, mixture(model, wanted)], axis=1)
-        ctx = Context.full(*taught.shape[:2])
-        ctx = dataclasses.replace(ctx, deterministic=dropout_key is None, dropout_key=dropout_key)
+        targets, weights = batch['targets'][:, 0], batch['weights'][:, 0]
+        ctx = context({'tokens': taught}, dropout_key, weights)
         hidden, _ = read(model, taught, ctx)
         asked = hidden[:, self.problem.terms :]
         logs = jax.nn.log_softmax(model.logits(asked[:, :-1]), axis=-1)  # type: ignore[attr-defined]
         divergence = jnp.sum(wanted * (jnp.log(jnp.where(wanted > 0, wanted, 1)) - logs), axis=(1, 2))
-        targets, weights = batch['targets'][:, 0], batch['weights'][:, 0]
         answers = model.losses(asked[:, -1], targets, dropout_key)  # type: ignore[attr-defined]
         said = asked[:, -1]
         if dropout_key is None:

@@ -12,8 +12,11 @@ from attnlab import config as configs
 from attnlab import files
 from attnlab.config import build
 from attnlab.errors import UserError
-from attnlab.train.run import begun, saved_config
+from attnlab.train.run import begun, differences, saved_config
 from attnlab.train.schedule import in_steps
+
+READ_BY = ('batch_size', 'length', 'seed', 'task')
+"""The keys of a config that decide which rows a step reads."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,23 +27,27 @@ class Fork:
       run: its work directory.
       step: of the checkpoint.
       same_rates: whether the learning rates up to it are those of the new run.
+      other_rows: each key by which the new run reads other rows, or in another order, and how it differs.
     """
 
     run: pathlib.Path
     step: int
     same_rates: bool
+    other_rows: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        if self.same_rates:
-            return f'from step {self.step} of {self.run}'
-        return (
-            f'from step {self.step} of {self.run}, whose learning rates up to there were not those of this run: '
-            'it is not what a run of this config from its start would be'
-        )
+        differing = [] if self.same_rates else ['whose learning rates up to there were not those of this run']
+        if self.other_rows:
+            differing.append(f'whose position in the data is not that of this run ({"; ".join(self.other_rows)})')
+        start = f'from step {self.step} of {self.run}'
+        if not differing:
+            return start
+        return f'{start}, {" and ".join(differing)}: it is not what a run of this config from its start would be'
 
     def describe(self) -> dict[str, Any]:
         """The fork as plain data, for run.json."""
-        return {'run': str(self.run), 'step': self.step, 'same_rates': self.same_rates}
+        facts = {'run': str(self.run), 'step': self.step, 'same_rates': self.same_rates}
+        return facts | {'other_rows': list(self.other_rows)}
 
     def copy_into(self, workdir: pathlib.Path) -> None:
         """Copies the checkpoint and the metrics, unless the work directory has a checkpoint already.
@@ -104,11 +111,12 @@ def fork(run: pathlib.Path, config: ConfigDict, step: int | None = None) -> Fork
         wanted = 'checkpoint' if step is None else f'checkpoint of step {step}'
         has = f'; it has: {", ".join(map(str, there))}' if there else ' yet'
         raise UserError(f'--from is {run}, which has no {wanted}{has}')
-    agreed = _agreed(configs.load(run / 'config.json'), config, there[-1])
+    old = configs.load(run / 'config.json')
+    agreed = _agreed(old, config, there[-1])
     chosen = step or max((one for one in there if one <= agreed), default=there[-1])
     if config.steps <= chosen:
         raise UserError(f'the steps are {config.steps}, and checkpoint {chosen} of {run} is no earlier: give more')
-    return Fork(run, chosen, chosen <= agreed)
+    return Fork(run, chosen, chosen <= agreed, _other_rows(old, config))
 
 
 def _agreed(old: ConfigDict, new: ConfigDict, last: int) -> int:
@@ -117,3 +125,9 @@ def _agreed(old: ConfigDict, new: ConfigDict, last: int) -> int:
     rates = [np.asarray(build(config.optimizer).learning_rate(config.steps)(counts)) for config in (old, new)]
     differing = np.flatnonzero(rates[0] != rates[1])
     return int(differing[0]) if differing.size else last
+
+
+def _other_rows(old: ConfigDict, new: ConfigDict) -> tuple[str, ...]:
+    """How the configs differ in what decides which rows a step reads."""
+    kept = (ConfigDict({name: config[name] for name in READ_BY}, convert_dict=False) for config in (old, new))
+    return tuple(differences(*kept))

@@ -8,6 +8,7 @@ import pytest
 
 from attnlab.data.text.text import TextFiles
 from attnlab.errors import UserError
+from attnlab.evals import totals
 from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.evals.held_out import HeldOut
 from attnlab.metrics import Average
@@ -148,3 +149,16 @@ def test_loss_by_position_and_in_all(setup):
     curve = evaluation.curves['1x']
     np.testing.assert_allclose(curve, np.arange(64), rtol=1e-6)
     assert 30 < evaluation.numbers['loss'] < 33
+
+
+@pytest.mark.parametrize(('size', 'devices'), [('125m', 1), ('1b', 1), ('1b', 2)])
+def test_evaluations_take_no_more_rows_at_once_than_training(size, devices, monkeypatch):
+    setup = prepare(get_config(f'zoo=mingru,size={size}'))
+    monkeypatch.setattr(totals, 'batch_shards', lambda mesh: devices)
+    assert totals._rows(setup, setup.length) == setup.rows_at_once * devices
+    assert totals._rows(setup, 2 * setup.length) == setup.rows_at_once * devices // 2
+    assert totals._rows(setup, setup.length // 2) == 2 * setup.rows_at_once * devices
+    # No fewer than a row a device.
+    assert totals._rows(setup, 64 * setup.length) == devices
+    free = dataclasses.replace(setup, rows_at_once=None)
+    assert totals._rows(free, setup.length) == setup.batch_size

@@ -9,12 +9,16 @@ import shutil
 import numpy as np
 import pytest
 
+from attnlab import config as configs
 from attnlab.cli import main
+from attnlab.config import spec
+from attnlab.data.text.tokenizers import TrainedBytePairs
 from attnlab.errors import UserError
 from attnlab.train import loop
 from attnlab.train.fork import Fork, forked_config
 from attnlab.train.fork import fork as fork_of
 from attnlab.train.schedule import Constant, Cosine, WarmupStableDecay
+from configs import language
 from tests.train.test_resume import final_state
 
 SMALL = (
@@ -66,7 +70,7 @@ def test_a_fork_of_a_finished_run_is_what_a_longer_run_would_have_been(corpus, t
     )
     assert len(lines) == 10 and lines == expected
     made = json.loads((fork / 'run.json').read_text())['starts'][0]['from']
-    assert made == {'run': str(short), 'step': 12, 'same_rates': True}
+    assert made == {'run': str(short), 'step': 12, 'same_rates': True, 'other_rows': []}
 
     assert main(again) == 0, 'a fork goes on as any run'
     assert main(['train', f'--from={short}', f'--workdir={tmp_path / "a"}', '--config.steps=12']) == 2
@@ -85,6 +89,26 @@ def test_a_fork_of_a_finished_run_is_what_a_longer_run_would_have_been(corpus, t
     config.steps = 30
     decayed = fork_of(short, config, 20)
     assert not decayed.same_rates and 'were not those of this run' in str(decayed)
+
+
+def test_a_fork_that_reads_other_rows_says_which_keys_differ(tmp_path):
+    config = language.get_config('zoo=mingru')
+    configs.save(config, tmp_path / 'config.json')
+    (tmp_path / 'checkpoints' / '4').mkdir(parents=True)
+    same = fork_of(tmp_path, config)
+    assert same.other_rows == () and str(same) == f'from step 4 of {tmp_path}'
+    batch_size, length = config.batch_size, config.length
+    with config.unlocked():
+        config.update(batch_size=2 * batch_size, length=length // 2, seed=7, steps=config.steps + 1)
+        config.task.tokenizer = spec(TrainedBytePairs)
+    found = fork_of(tmp_path, config)
+    differing = (
+        f'batch_size: {batch_size} there, {2 * batch_size} here; length: {length} there, {length // 2} here; '
+        'seed: 0 there, 7 here; task.tokenizer'
+    )
+    assert f'whose position in the data is not that of this run ({differing}' in str(found)
+    assert 'steps' not in str(found) and 'what a run of this config from its start would be' in str(found)
+    assert '; '.join(found.describe()['other_rows']).startswith(differing)
 
 
 def test_a_copy_that_fails_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
@@ -125,7 +149,9 @@ def test_a_fork_that_has_begun_goes_on_whatever_its_source_is_by_then(corpus, tm
     assert main(again) == 0
     shutil.rmtree(short)
     assert main(again) == 0
-    assert [start['from'] for start in starts(fork)] == [{'run': str(short), 'step': 4, 'same_rates': True}] * 3
+    assert [start['from'] for start in starts(fork)] == [
+        {'run': str(short), 'step': 4, 'same_rates': True, 'other_rows': []}
+    ] * 3
 
 
 def test_a_run_with_parameters_of_another_goes_on_whatever_that_is_by_then(corpus, tmp_path, monkeypatch):
