@@ -47,8 +47,9 @@ def separated(one: Measured, other: Measured) -> bool | None:
 
 
 def stands_out(order: Sequence[Entrant]) -> bool:
-    """Whether the first of those ranked is separated from the second."""
-    return len(order) > 1 and bool(separated(order[0].score, order[1].score))
+    """Whether the first of those ranked is separated from every other whose score is finite."""
+    found = [one.score for one in order if math.isfinite(one.score.mean)]
+    return len(found) > 1 and all(separated(found[0], other) for other in found[1:])
 
 
 def sentence(
@@ -102,12 +103,24 @@ def _verdict(
 ) -> str:
     second = others[0]
     found = separated(best.score, second.score)
+    close = [one for one in others if separated(best.score, one.score) is not True]
     if found:
-        return f'separated from the second, {second.name} ({described(second)})'
+        # The interval of one that is no better in the mean may be wide enough to have the best in it.
+        text = f'separated from the second, {second.name} ({described(second)})'
+        return f'{text}; {_not_separated(best, close, described, shown_cost)}' if close else text
     if found is None:
         few = 'one seed' if {best.score.kind, second.score.kind} - {'seeds', 'range'} else 'two seeds'
         return f'{few} only, which separates nothing: {second.name} has {described(second)}'
-    close = [one for one in others if separated(best.score, one.score) is not True]
+    return _not_separated(best, close, described, shown_cost)
+
+
+def _not_separated(
+    best: Entrant,
+    close: Sequence[Entrant],
+    described: Callable[[Entrant], str],
+    shown_cost: Callable[[float], str],
+) -> str:
+    """Which the best is not separated from, the first two by name, and whether that would be cheaper."""
     named = ', '.join(f'{one.name} ({described(one)})' for one in close[:2])
     rest = f' and {len(close) - 2} more' if len(close) > 2 else ''
     cheaper = [one for one in close if one.cost is not None and best.cost is not None and one.cost < best.cost]

@@ -36,6 +36,21 @@ def test_what_is_separated_and_what_is_not():
     assert found.startswith('low has the lowest accuracy on Recall: 0.510')
 
 
+def test_whoever_is_not_separated_from_the_best_is_named_and_takes_its_bold():
+    spread = [Measured(*ends, 3, 'seeds') for ends in ((0.90, 0.89, 0.91), (0.87, 0.86, 0.88), (0.86, 0.70, 1.0))]
+    a, b, c, d, e = map(Entrant, 'abcde', (*spread, spread[2], spread[2]))
+    assert said(a, b, c).endswith(
+        'separated from the second, b (0.870 ± 0.010); not separated from c (0.860 [0.700, 1.000]).'
+    )
+    found = said(a, b, c, d, e)
+    assert found.endswith('; not separated from c (0.86 [0.70, 1.00]), d (0.86 [0.70, 1.00]) and 1 more.'), found
+    cheaper = Entrant('c', spread[2], 10.0)
+    assert said(Entrant('a', spread[0], 20.0), Entrant('b', spread[1], 20.0), cheaper).endswith('which is cheaper.')
+    assert 'not separated from c (0.800)' in said(a, b, Entrant('c', of_seeds([0.8])))
+    assert stands_out([a, b]) and not stands_out([a, b, c])
+    assert stands_out([a, b, Entrant('lost', of_seeds([math.nan]))])
+
+
 def test_one_seed_and_two_separate_nothing():
     one, two = of_seeds([0.9]), of_seeds([0.1, 0.2])
     assert separated(one, LOW) is None and separated(two, LOW) is None and separated(SURE, LOW)

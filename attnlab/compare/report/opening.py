@@ -237,7 +237,7 @@ def curves(
 
 
 def table(opening: Opening, heads: Mapping[str, str]) -> str:
-    """Score and error, n, and costs, the best first, bold only where it is separated from the second.
+    """Score and error, n, and costs, the best first, bold only where it is separated from all others.
 
     On a phone every row is a card. `heads` are the names as HTML.
     """
@@ -303,6 +303,6 @@ def caption(opening: Opening) -> str:
     if 'one' in errors:
         parts.append('one value has no error')
     if stands_out(opening.order):
-        parts.append('bold: the interval of the best does not overlap that of the second')
+        parts.append('bold: the interval of the best does not overlap that of any other')
     text = '; '.join(parts)
     return f'<p class="caption">{text[:1].upper()}{text[1:]}.</p>\n'
