@@ -2,9 +2,9 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from attnlab.evals.measured import Measured
+from attnlab.evals.measured import Kind, Measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ def ranked(entrants: Sequence[Entrant], *, higher: bool) -> list[Entrant]:
 
 
 def separated(one: Measured, other: Measured) -> bool | None:
-    """Whether two intervals over seeds do not overlap; `None` where either has none: one seed, or two.
+    """Whether two intervals over seeds do not overlap; `None` where either has none: one seed, two, or failed ones.
 
     That two intervals at 95 % do not overlap is more than a test of their difference at 5 % would ask.
     """
@@ -71,7 +71,8 @@ def sentence(
 
     def described(one: Entrant) -> str:
         price = '' if one.cost is None else f', {shown_cost(one.cost)}'
-        return f'{one.score.text(digits)}{price}'
+        lacking = ' without its failed seeds' if one.score.kind == 'survivors' else ''
+        return f'{one.score.text(digits)}{lacking}{price}'
 
     best, *others = order
     price = '' if best.cost is None else f', with {shown_cost(best.cost)}'
@@ -90,6 +91,8 @@ def _evidence(score: Measured) -> str:
         return ' (one seed)'
     if score.kind == 'range':
         return ' (the mean and range of 2 seeds)'
+    if score.kind == 'survivors':
+        return f' ({"one seed" if score.n == 1 else f"{score.n} seeds"}, without those that failed)'
     if score.kind == 'seeds':
         return f' (95 %, {score.n} seeds)'
     return f' (one seed, {score.n:,} {score.kind})'
@@ -109,9 +112,16 @@ def _verdict(
         text = f'separated from the second, {second.name} ({described(second)})'
         return f'{text}; {_not_separated(best, close, described, shown_cost)}' if close else text
     if found is None:
-        few = 'one seed' if {best.score.kind, second.score.kind} - {'seeds', 'range'} else 'two seeds'
-        return f'{few} only, which separates nothing: {second.name} has {described(second)}'
+        little = _too_little({best.score.kind, second.score.kind})
+        return f'{little} separates nothing: {second.name} has {described(second)}'
     return _not_separated(best, close, described, shown_cost)
+
+
+def _too_little(kinds: Collection[Kind]) -> str:
+    """What two scores are of that nothing tells apart, by their kinds."""
+    if 'survivors' in kinds:
+        return 'a mean without the seeds that failed'
+    return 'two seeds only, which' if set(kinds) <= {'seeds', 'range'} else 'one seed only, which'
 
 
 def _not_separated(
