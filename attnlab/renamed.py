@@ -75,6 +75,11 @@ def _linear_attention(fields: Fields) -> Fields:
     return {'values_per_key': 1, 'gates': None, 'joint_norm': None, 'write': additive, **fields}
 
 
+def _quasi_random(fields: Fields) -> Fields:
+    """Seeds were used in rotation once, whatever the sequence."""
+    return {'paired': False, **fields}
+
+
 def _model(*, pool: Fields | None, streaming: bool) -> Callable[[Fields], Fields]:
     """The upgrade of a class that the one model took the place of."""
     return lambda fields: {**fields, 'target': 'attnlab.models.model.Model', 'pool': pool, 'streaming': streaming}
@@ -134,6 +139,7 @@ UPGRADES: MappingProxyType[str, Callable[[Fields], Fields]] = MappingProxyType(
         'attnlab.models.model.Encoder': _model(pool=None, streaming=False),
         'attnlab.models.model.LanguageModel': _model(pool=None, streaming=True),
         'attnlab.models.stack.Stack': _stack,
+        'attnlab.sweep.search.QuasiRandom': _quasi_random,
         'attnlab.tasks.synthetic.InContextRegression': _synthetic,
         'attnlab.tasks.synthetic.LabelPrediction': _synthetic,
     }

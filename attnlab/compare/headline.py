@@ -2,9 +2,9 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from attnlab.evals.measured import Measured
+from attnlab.evals.measured import Kind, Measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ def ranked(entrants: Sequence[Entrant], *, higher: bool) -> list[Entrant]:
 
 
 def separated(one: Measured, other: Measured) -> bool | None:
-    """Whether two intervals over seeds do not overlap; `None` where either has none: one seed, or two.
+    """Whether two intervals over seeds do not overlap; `None` where either has none: one seed, two, or failed ones.
 
     That two intervals at 95 % do not overlap is more than a test of their difference at 5 % would ask.
     """
@@ -47,8 +47,9 @@ def separated(one: Measured, other: Measured) -> bool | None:
 
 
 def stands_out(order: Sequence[Entrant]) -> bool:
-    """Whether the first of those ranked is separated from the second."""
-    return len(order) > 1 and bool(separated(order[0].score, order[1].score))
+    """Whether the first of those ranked is separated from every other whose score is finite."""
+    found = [one.score for one in order if math.isfinite(one.score.mean)]
+    return len(found) > 1 and all(separated(found[0], other) for other in found[1:])
 
 
 def sentence(
@@ -70,7 +71,8 @@ def sentence(
 
     def described(one: Entrant) -> str:
         price = '' if one.cost is None else f', {shown_cost(one.cost)}'
-        return f'{one.score.text(digits)}{price}'
+        lacking = ' without its failed seeds' if one.score.kind == 'survivors' else ''
+        return f'{one.score.text(digits)}{lacking}{price}'
 
     best, *others = order
     price = '' if best.cost is None else f', with {shown_cost(best.cost)}'
@@ -89,6 +91,8 @@ def _evidence(score: Measured) -> str:
         return ' (one seed)'
     if score.kind == 'range':
         return ' (the mean and range of 2 seeds)'
+    if score.kind == 'survivors':
+        return f' ({"one seed" if score.n == 1 else f"{score.n} seeds"}, without those that failed)'
     if score.kind == 'seeds':
         return f' (95 %, {score.n} seeds)'
     return f' (one seed, {score.n:,} {score.kind})'
@@ -102,12 +106,31 @@ def _verdict(
 ) -> str:
     second = others[0]
     found = separated(best.score, second.score)
-    if found:
-        return f'separated from the second, {second.name} ({described(second)})'
-    if found is None:
-        few = 'one seed' if {best.score.kind, second.score.kind} - {'seeds', 'range'} else 'two seeds'
-        return f'{few} only, which separates nothing: {second.name} has {described(second)}'
     close = [one for one in others if separated(best.score, one.score) is not True]
+    if found:
+        # The interval of one that is no better in the mean may be wide enough to have the best in it.
+        text = f'separated from the second, {second.name} ({described(second)})'
+        return f'{text}; {_not_separated(best, close, described, shown_cost)}' if close else text
+    if found is None:
+        little = _too_little({best.score.kind, second.score.kind})
+        return f'{little} separates nothing: {second.name} has {described(second)}'
+    return _not_separated(best, close, described, shown_cost)
+
+
+def _too_little(kinds: Collection[Kind]) -> str:
+    """What two scores are of that nothing tells apart, by their kinds."""
+    if 'survivors' in kinds:
+        return 'a mean without the seeds that failed'
+    return 'two seeds only, which' if set(kinds) <= {'seeds', 'range'} else 'one seed only, which'
+
+
+def _not_separated(
+    best: Entrant,
+    close: Sequence[Entrant],
+    described: Callable[[Entrant], str],
+    shown_cost: Callable[[float], str],
+) -> str:
+    """Which the best is not separated from, the first two by name, and whether that would be cheaper."""
     named = ', '.join(f'{one.name} ({described(one)})' for one in close[:2])
     rest = f' and {len(close) - 2} more' if len(close) > 2 else ''
     cheaper = [one for one in close if one.cost is not None and best.cost is not None and one.cost < best.cost]

@@ -13,6 +13,7 @@ from attnlab.config import plain
 from attnlab.evals.measured import of_seeds
 from attnlab.runs.record import Record
 from attnlab.train.run import data_hashes, makings
+from attnlab.train.setup import QUANTIZATION
 
 Curve = Sequence[tuple[int, float]]
 
@@ -21,6 +22,10 @@ TRACELESS = ('seed', 'report', 'checkpoint', 'mesh')
 
 OF_ONE = ('from', 'allocation')
 """What runs that are made alike may differ in: the run that they are made of, and what was measured on it."""
+
+MEASURED = ('thresholds', 'scale', 'zero')
+"""Keys of the few bits of a config that are measured on rows of training: of `Quantization`, `Fixed`, `FixedFloating`.
+What was asked for, by which they were found, stands in the record of how the run was made."""
 
 SEED = re.compile(r'[-_/. ]*(seed|s)?[-_=]?\d*$')
 """How the part that names of a group share may end before what differs: `mha-seed1` and `mha-seed2` are `mha`."""
@@ -49,6 +54,8 @@ def _conditions(record: Record) -> str:
     facts = record.facts
     # Configs do not say how far a run came, nor that it was edited, merged, or quantized with feedback.
     made = [[name, _alike(making)] for name, making in makings(facts)]
+    if QUANTIZATION in kept and any(name == 'quantized' for name, _ in made):
+        kept[QUANTIZATION] = _asked(kept[QUANTIZATION])
     return json.dumps(
         [kept, record.step, facts['device_kind'], facts['device_count'], made, data_hashes(facts['data'])],
         sort_keys=True,
@@ -61,6 +68,13 @@ def _alike(making: Any) -> Any:
     Merged runs name those that they are made of, and stay apart: two of them may be made of the same.
     """
     return {key: making[key] for key in making if key not in OF_ONE} if isinstance(making, Mapping) else making
+
+
+def _asked(few_bits: Any) -> Any:
+    """A config of few bits without what was measured; `None` stays, for it says that nothing was."""
+    if isinstance(few_bits, Mapping):
+        return {name: _asked(value) for name, value in few_bits.items() if name not in MEASURED or value is None}
+    return [_asked(value) for value in few_bits] if isinstance(few_bits, list | tuple) else few_bits
 
 
 def over_seeds(results: Sequence[RunResult], groups: Sequence[Sequence[int]]) -> list[RunResult]:

@@ -10,10 +10,14 @@ from scipy.special import stdtrit
 
 from attnlab.tables import with_ends
 
-Kind = Literal['one', 'range', 'seeds', 'documents', 'examples', 'trials']
-"""What an interval is over: `one` value has none; the `range` is the minimum and maximum of two seeds, not a confidence
-interval; `seeds` by Student's t; `documents` and `trials` by Student's t of a deviation over bootstrap resamples;
-`examples` by Wilson's interval."""
+Kind = Literal['one', 'survivors', 'range', 'seeds', 'documents', 'examples', 'trials']
+"""What an interval is over: `one` value has none, nor have `survivors`, the seeds that are left where others failed:
+their spread does not show the failures; the `range` is the minimum and maximum of two seeds, not a confidence interval;
+`seeds` by Student's t; `documents` and `trials` by Student's t of a deviation over bootstrap resamples; `examples` by
+Wilson's interval."""
+
+BARE: tuple[Kind, ...] = ('one', 'survivors')
+"""The kinds that have no interval."""
 
 RESAMPLES = 1000
 NORMAL = 1.959964
@@ -53,7 +57,7 @@ class Measured:
 
     Attributes:
       mean: the value.
-      low: the lower end of the interval; `None` for one value, which has no interval.
+      low: the lower end of the interval; `None` for the kinds that have none.
       high: the upper end.
       n: the number of seeds, documents, examples or trials.
       kind: which of these it is over.
@@ -71,7 +75,7 @@ class Measured:
     noise: float | None = None
 
     def __post_init__(self) -> None:
-        if (self.low is None) != (self.high is None) or (self.low is None) != (self.kind == 'one'):
+        if (self.low is None) != (self.high is None) or (self.low is None) != (self.kind in BARE):
             raise ValueError(f'an interval over {self.kind} from {self.low} to {self.high}')
         if self.low is not None and self.high is not None and not self.low <= self.mean <= self.high:
             raise ValueError(f'{self.mean} is not between {self.low} and {self.high}')

@@ -222,6 +222,7 @@ def study_result(kept: Mapping[str, Any]) -> StudyResult:
         metric=kept['metric'],
         score=kept.get('reported', '') or kept['metric'],
         counted=kept['counted'],
+        failed=kept.get('failed', 0),
     )
 
 
@@ -245,6 +246,7 @@ def measurements(report: str, comparison: Comparison, study: StudyContents) -> M
         'trials': [dataclasses.asdict(point) for point in row.points],
         'settings': [dict(trial.settings) for trial in study.trials if not trial.confirms and trial.state in ENDED],
         'confirmed': row.confirmed,
+        'failed': row.failed,
         'baselines': comparison.baselines,
         'statistics': {name: dataclasses.asdict(interval) for name, interval in row.statistics.items()},
         'costs': dataclasses.asdict(study.costs),

@@ -1,5 +1,6 @@
 """The sentence of a comparison: what is best, at what cost, and never more than the intervals say."""
 
+import dataclasses
 import math
 
 from attnlab.compare.headline import Entrant, ranked, sentence, separated, shown_digits, stands_out
@@ -36,12 +37,34 @@ def test_what_is_separated_and_what_is_not():
     assert found.startswith('low has the lowest accuracy on Recall: 0.510')
 
 
+def test_whoever_is_not_separated_from_the_best_is_named_and_takes_its_bold():
+    spread = [Measured(*ends, 3, 'seeds') for ends in ((0.90, 0.89, 0.91), (0.87, 0.86, 0.88), (0.86, 0.70, 1.0))]
+    a, b, c, d, e = map(Entrant, 'abcde', (*spread, spread[2], spread[2]))
+    assert said(a, b, c).endswith(
+        'separated from the second, b (0.870 ± 0.010); not separated from c (0.860 [0.700, 1.000]).'
+    )
+    found = said(a, b, c, d, e)
+    assert found.endswith('; not separated from c (0.86 [0.70, 1.00]), d (0.86 [0.70, 1.00]) and 1 more.'), found
+    cheaper = Entrant('c', spread[2], 10.0)
+    assert said(Entrant('a', spread[0], 20.0), Entrant('b', spread[1], 20.0), cheaper).endswith('which is cheaper.')
+    assert 'not separated from c (0.800)' in said(a, b, Entrant('c', of_seeds([0.8])))
+    assert stands_out([a, b]) and not stands_out([a, b, c])
+    assert stands_out([a, b, Entrant('lost', of_seeds([math.nan]))])
+
+
 def test_one_seed_and_two_separate_nothing():
     one, two = of_seeds([0.9]), of_seeds([0.1, 0.2])
     assert separated(one, LOW) is None and separated(two, LOW) is None and separated(SURE, LOW)
     assert 'one seed only, which separates nothing: b has 0.1' in said(Entrant('a', one), Entrant('b', of_seeds([0.1])))
     found = said(Entrant('a', SURE), Entrant('b', two))
     assert 'two seeds only, which separates nothing: b has 0.15' in found
+    left = Measured(0.95, None, None, 3, 'survivors')
+    found = said(Entrant('a', SURE), Entrant('b', left))
+    assert '0.950 (3 seeds, without those that failed); a mean without the seeds that failed separates nothing' in found
+    assert not stands_out([Entrant('b', left), Entrant('a', LOW)])
+    assert said(Entrant('a', SURE), Entrant('b', dataclasses.replace(left, mean=0.5))).endswith(
+        'separates nothing: b has 0.500 without its failed seeds.'
+    )
     assert said(Entrant('a', SURE)) == 'a reaches accuracy on Recall: 0.910 ± 0.025 (95 %, 3 seeds).'
     assert said(Entrant('a', Measured(math.nan, None, None, 1, 'one'))).startswith('Nothing to compare yet')
 

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -11,6 +12,9 @@ from scipy import stats
 from attnlab.compare.runs import equalities, run_result, unequal
 from attnlab.compare.runs_table import compare_runs
 from attnlab.compare.seeds import mean_curve, merged, over_seeds, seed_groups, shared_name
+from attnlab.config import plain, spec_of
+from attnlab.quantize.formats import Fixed, FixedFloating, Symmetric
+from attnlab.quantize.layers import Quantization
 from attnlab.runs.record import read_record
 from attnlab.tables import Printer
 
@@ -78,6 +82,34 @@ def test_runs_made_of_runs_are_no_seeds_of_trained_ones(made):
     ]
     records = [read_record(made(f'run-{i}', scored(0.5), seed=i, facts=facts)) for i, facts in enumerate(tried)]
     assert seed_groups(records) == [[0, 3], [1, 5], [2], [4], [6], [7, 9], [8], [10]]
+
+
+def quantized(made, name, few_bits, seed=0, share=0.5):
+    """The folder of a run that was quantized, by what its config has of it."""
+    record = {'from': name, 'sparsity': {'share': share, 'rows': 64}, 'rows': 64, 'allocation': []}
+    folder = made(name, scored(0.5), seed=seed, facts={'quantized': record})
+    saved = json.loads((folder / 'config.json').read_text())
+    (folder / 'config.json').write_text(json.dumps(saved | {'quantization': plain(spec_of(few_bits))}))
+    return folder
+
+
+def test_seeds_quantized_alike_by_numbers_measured_on_each_are_one_group(made):
+    def found(by, bits=8, element='e4m3', **more):
+        fixed = (Fixed(bits, 0.1 + by, 128 + round(1e4 * by)), FixedFloating(element, 0.2 + by))
+        return Quantization(inputs=fixed, thresholds=(0.3 + by, 0.4 - by), **more)
+
+    folders = [quantized(made, f'run-{seed}', found(1e-4 * seed), seed) for seed in range(3)]
+    assert seed_groups([read_record(folder) for folder in folders]) == [[0, 1, 2]]
+    others = (
+        quantized(made, 'bits', found(0.0, bits=9), 3),
+        quantized(made, 'element', found(0.0, element='e5m2'), 4),
+        quantized(made, 'weights', found(0.0, weights=Symmetric(4)), 5),
+        quantized(made, 'softmax', found(0.0, softmax=3), 6),
+        quantized(made, 'sparser', found(0.0), 7, share=0.7),
+        quantized(made, 'dense', dataclasses.replace(found(0.0), thresholds=None), 8),
+    )
+    records = [read_record(folder) for folder in (*folders, *others)]
+    assert seed_groups(records) == [[0, 1, 2], [3], [4], [5], [6], [7], [8]]
 
 
 def test_the_score_is_the_mean_with_students_interval_and_the_noise_of_the_test_set(made):

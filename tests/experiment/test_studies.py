@@ -10,6 +10,8 @@ import pytest
 from rich.console import Console
 
 from attnlab import cli
+from attnlab.compare.report.comparison import Comparison, Point, StudyResult
+from attnlab.compare.report.contents import Costs, StudyContents
 from attnlab.errors import UserError
 from attnlab.experiment import results as results_module
 from attnlab.experiment import studies as study_experiment
@@ -125,6 +127,16 @@ def test_a_study_has_ended_when_its_confirmation_has(experiment, tmp_path):
     assert study.finished() and not study_experiment._finished(study)
     add_trial_of(confirmation(study, None), value=1.0)
     assert study_experiment._finished(study)
+
+
+def test_results_keep_that_confirming_runs_failed():
+    row = StudyResult('one', 1.0, 0.0, (Point(1e-3, 0, 'done', 0.5),), 'min', (0.6, 0.61, 0.62), failed=2)
+    comparison = Comparison('valid/loss', 'params', 0.01, (row,), ())
+    costs = Costs(1.0, 1.0, 1.0, 1.0, None, None, None)
+    study = StudyContents(row, None, costs, (), (), {}, {}, {})
+    again = study_experiment.study_result(study_experiment.measurements('text', comparison, study))
+    assert again.failed == 2 and again.statistics['confirmed'] == row.statistics['confirmed']
+    assert again.statistics['confirmed'].kind == 'survivors'
 
 
 def add_trial_of(study, value):

@@ -1,5 +1,6 @@
 """Which points are looked at: closed forms, and nothing that depends on who asks."""
 
+import itertools
 import math
 import pathlib
 
@@ -7,11 +8,12 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from attnlab.config import spec
+from attnlab.config import from_plain, plain, spec
 from attnlab.configuration import config_of
 from attnlab.errors import UserError
 from attnlab.sweep.search import Asha, GridSearch, Hyperband, QuasiRandom, RandomSearch
 from attnlab.sweep.space import Choice, Grid, LogUniform, Uniform, Zip
+from attnlab.sweep.study import create_study
 from attnlab.sweep.sweep import rates_config, read, with_settings
 from attnlab.train.schedule import Cosine
 
@@ -52,6 +54,35 @@ def test_quasi_random_points_fill_every_stratum():
     assert sorted(int(16 * point['clip'] / 4) for point in points) == list(range(16))
     assert sum(point['size'] for point in points) == 8
     assert points[5] == QuasiRandom(seed=3).fixed(SPACE, 5, 1) != QuasiRandom(seed=4).fixed(SPACE, 5, 1)
+
+
+@pytest.mark.parametrize('seeds', [2, 3, 4, 8])
+def test_every_seed_sees_both_halves_of_every_axis_and_more_where_it_runs_more(seeds):
+    space = {name: Uniform(name, 0.0, 4.0) for name in 'abc'}
+    search = QuasiRandom(seed=3)
+    points = [search.fixed(space, number, seeds) for number in range(32)]
+    found = [search.seed_index(number, seeds) for number in range(256)]
+    for seed, axis in itertools.product(range(seeds), space):
+        seen = {point[axis] < 2 for point, one in zip(points, found, strict=False) if one == seed}
+        assert seen == {False, True}, f'seed {seed} sees one half of {axis}'
+    # As many runs of every seed, pair by pair; and no seed is bound to a finer part of an axis either.
+    assert found[::2] == found[1::2]
+    assert all(sorted(found[2 * n : 2 * (n + seeds) : 2]) == list(range(seeds)) for n in range(0, 128 - seeds, seeds))
+    points += [search.fixed(space, number, seeds) for number in range(32, 256)]
+    for seed, axis in itertools.product(range(seeds), space):
+        assert {int(point[axis]) for point, one in zip(points, found, strict=True) if one == seed} == {0, 1, 2, 3}
+
+
+def test_a_study_made_before_seeds_were_paired_keeps_its_seeds_and_is_another_sweep(tmp_path):
+    config = config_of(TINY, 'sampler=quasi,trials=8')
+    saved = plain(config)
+    del saved['sampler']['paired']
+    before = from_plain(saved)
+    assert [read(before).seed(number) for number in range(8)] == [0, 1] * 4
+    assert read(config).fixed(3) == read(before).fixed(3)
+    create_study(tmp_path / 'study', before)
+    with pytest.raises(UserError, match=r'another sweep \(sampler\.paired: False there, True here\)'):
+        create_study(tmp_path / 'study', config)
 
 
 def test_random_streams_differ_between_trials():

@@ -70,6 +70,7 @@ class StudyResult:
       metric: what the values of trials are of.
       score: what the confirmed ones are of.
       counted: whether the steps that trials took are known; without, there are no tokens, operations and area.
+      failed: how many of the runs that confirm the winner failed.
     """
 
     name: str
@@ -83,6 +84,7 @@ class StudyResult:
     metric: str = ''
     score: str = ''
     counted: bool = True
+    failed: int = 0
 
     @functools.cached_property
     def statistics(self) -> dict[str, Measured]:
@@ -90,7 +92,8 @@ class StudyResult:
         confirmation.
 
         A failed trial counts as the worst of those that did not fail, a pruned one with its value when it was pruned;
-        the area uses values at one step, the last that all trials reached. Intervals over trials have the noise of the
+        the area uses values at one step, the last that all trials reached. A confirmation of which a run failed is the
+        mean of the others, without an interval. Intervals over trials have the noise of the
         finite test set where it is known of every trial; a failed one has the greatest.
         """
         sign = 1.0 if self.goal == 'min' else -1.0
@@ -111,12 +114,19 @@ class StudyResult:
         if self.counted:
             found['area'] = over_trials(area, rates, even, self._noise)
         if self.confirmed:
-            found['confirmed'] = of_seeds([sign * value for value in self.confirmed], self.noise)
+            found['confirmed'] = self._of_confirmed(sign)
         found = found if self.goal == 'min' else {name: one.negated() for name, one in found.items()}
         return {
             name: one.within(*SHARE) if is_share(self.score if name == 'confirmed' else self.metric) else one
             for name, one in found.items()
         }
+
+    def _of_confirmed(self, sign: float) -> Measured:
+        """The mean of the confirming runs that are done; their spread does not show that others failed."""
+        values = [sign * value for value in self.confirmed]
+        if self.failed:
+            return Measured(float(np.mean(values)), None, None, len(values), 'survivors', self.noise)
+        return of_seeds(values, self.noise)
 
     @property
     def _noise(self) -> list[float] | None:
@@ -327,7 +337,7 @@ def print_comparison(comparison: Comparison, printer: Printer, *, strict: bool =
         'trial; expected best: of a quarter of the trials; top quarter: median of the best quarter; area: mean over '
         'log learning rate, at equal steps; these with intervals over trials (bootstrap, 88 to 96% in simulation) and '
         "the noise of the test set; confirmed: Student's t at 95% over seeds, and that noise; of two seeds the least "
-        'and the most, of one nothing'
+        'and the most, of one, and where others failed, nothing'
     )
     if comparison.left_out:
         printer.line(comparison.left_out)
@@ -370,9 +380,10 @@ def shown_size(size: float) -> str:
 
 
 def shown_interval(one: Measured) -> str:
-    """A number and its interval, and of how many seeds it is where they are too few for one at 95 %."""
+    """A number and its interval; without one, and of two seeds, of how many seeds it is."""
     if one.low is None:
-        return f'{one.mean:.4g} (n={one.n})'
+        failed = ', others failed' if one.kind == 'survivors' else ''
+        return f'{one.mean:.4g} (n={one.n}{failed})'
     few = ' (range of 2)' if one.kind == 'range' else ''
     return f'{one.mean:.4g} [{one.low:.4g}, {one.high:.4g}]{few}'
 
@@ -433,17 +444,19 @@ def _row(name: str, study: Study, by: str, storage: str | None, step: int) -> St
     base = study.sweep.base
     points = tuple(_point(study, trial, step) for trial in study.trials() if trial.state.is_finished())
     tokens = sum(point.steps for point in points) * base.batch_size * base.length
+    confirmed, failed = _confirmed(study, storage)
     return StudyResult(
         name=name,
         size=measured_by(study, record, by),
         flops=measured_by(study, record, 'train_flops') * tokens,
         points=points,
         goal=study.sweep.goal,
-        confirmed=_confirmed(study, storage),
+        confirmed=confirmed,
         tokens=tokens,
         noise=_noise(record, study.sweep.score),
         metric=study.sweep.metric,
         score=study.sweep.score,
+        failed=failed,
     )
 
 
@@ -467,16 +480,19 @@ def _point(study: Study, trial: FrozenTrial, step: int) -> Point:
     return Point(float(rate), seed, STATES[trial.state], trial.value, _steps(study, trial), even, noise)
 
 
-def _confirmed(study: Study, storage: str | None) -> tuple[float, ...]:
+def _confirmed(study: Study, storage: str | None) -> tuple[tuple[float, ...], int]:
+    """The values of the confirming runs that are done, and how many failed."""
     confirmation = read_confirmation(study, storage)
     trials = [] if confirmation is None else confirmation.trials()
-    return tuple(trial.value for trial in trials if trial.state == TrialState.COMPLETE and trial.value is not None)
+    done = [trial.value for trial in trials if trial.state == TrialState.COMPLETE and trial.value is not None]
+    return tuple(done), sum(trial.state == TrialState.FAIL for trial in trials)
 
 
 def _reasons(
     names: Sequence[str], studies: Sequence[Study], rows: Sequence[StudyResult], by: str, tolerance: float
 ) -> list[str]:
     reasons = [f'{name} is not finished' for name, study in zip(names, studies, strict=True) if not study.finished()]
+    reasons += _not_confirmed(studies, rows)
     first: Any = configs.load(studies[0].folder / 'sweep.json')
     for name, study in zip(names[1:], studies[1:], strict=True):
         differing = differences(first, configs.load(study.folder / 'sweep.json'))
@@ -487,6 +503,19 @@ def _reasons(
         sizes = ', '.join(f'{row.name} {shown_size(row.size)}' for row in rows)
         reasons.append(f'{by} differs by more than {tolerance:.1%}: {sizes}')
     return reasons
+
+
+def _not_confirmed(studies: Sequence[Study], rows: Sequence[StudyResult]) -> list[str]:
+    """A line for each finished study of whose confirming runs some failed, or are yet to end."""
+    lines = []
+    for study, row in zip(studies, rows, strict=True):
+        asked, done = study.sweep.confirm, len(row.confirmed)
+        if study.finished() and done < asked:
+            left = asked - done - row.failed
+            lines.append(
+                f'{row.name}: {done} of {asked} confirming runs are done ({row.failed} failed, {left} not finished)'
+            )
+    return lines
 
 
 def _other_data(names: Sequence[str], records: Sequence[Record | None]) -> list[str]:

@@ -237,7 +237,7 @@ def curves(
 
 
 def table(opening: Opening, heads: Mapping[str, str]) -> str:
-    """Score and error, n, and costs, the best first, bold only where it is separated from the second.
+    """Score and error, n, and costs, the best first, bold only where it is separated from all others.
 
     On a phone every row is a card. `heads` are the names as HTML.
     """
@@ -276,7 +276,8 @@ def evidence(score: Measured) -> str:
     """Of how many seeds or, of one, of how many documents or examples a score is."""
     if score.kind in ('examples', 'documents'):
         return f'1 seed, {score.n:,} {score.kind}'
-    return '1 seed' if score.n == 1 else f'{score.n} seeds'
+    seeds = '1 seed' if score.n == 1 else f'{score.n} seeds'
+    return f'{seeds}, others failed' if score.kind == 'survivors' else seeds
 
 
 def _row(head: str, cells: Sequence[str], titles: Sequence[str], more: str = '') -> str:
@@ -302,7 +303,9 @@ def caption(opening: Opening) -> str:
         parts.append('square brackets are the ends of an interval that has the value not in its middle')
     if 'one' in errors:
         parts.append('one value has no error')
+    if 'survivors' in errors:
+        parts.append('where seeds failed the mean of the others has no error')
     if stands_out(opening.order):
-        parts.append('bold: the interval of the best does not overlap that of the second')
+        parts.append('bold: the interval of the best does not overlap that of any other')
     text = '; '.join(parts)
     return f'<p class="caption">{text[:1].upper()}{text[1:]}.</p>\n'

@@ -308,7 +308,7 @@ deviation of 1000 bootstrap resamples times Student's t, which covered 88 to 96 
 and the noise of the examples or documents evaluated on where it was recorded of every trial.
 Confirmed: the mean of the winner's settings with fresh seeds, with a 95 % interval by Student's t over seeds, and the
 noise of the examples or documents evaluated on where it was recorded; of two seeds the least and the most; of one,
-none."""
+and where some of the seeds failed, none."""
 
 COSTS = f"""\
 {tables.OPTIMAL} marks what is Pareto-optimal: no other study is at least as good in both the score and this cost,
@@ -323,7 +323,7 @@ best above; marks and bars as there."""
 
 LENGTHS = """\
 Each study's best trial, evaluated at multiples of the length it was trained on; the band reaches from the least to the
-most of the trials that confirm it with fresh seeds."""
+most of the trials that confirm it with fresh seeds and did not fail."""
 
 STATISTICS = 'The statistics of the table with their intervals.'
 

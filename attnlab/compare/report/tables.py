@@ -80,7 +80,8 @@ def _intervals(rows: Sequence[StudyResult], statistic: str) -> list[str]:
 def _interval(one: Measured, digits: int) -> str:
     value = number(one.mean, digits)
     if one.low is None or one.high is None:
-        return f'{value} <span class="interval">n={one.n}</span>'
+        failed = ', others failed' if one.kind == 'survivors' else ''
+        return f'{value} <span class="interval">n={one.n}{failed}</span>'
     few = ', the 2 seen' if one.kind == 'range' else ''
     return f'{value} <span class="interval">[{number(one.low, digits)}, {number(one.high, digits)}]{few}</span>'
 

@@ -286,6 +286,46 @@ def test_a_study_that_no_worker_has_opened_has_not_begun(study, tmp_path):
     assert not (opened.folder / 'journal.log').exists()
 
 
+def confirmed(opened, values):
+    """Ends confirming runs of a study with values, `None` being a failure."""
+    confirming = confirmation(opened, None)
+    for value in values:
+        claim = confirming.claim()
+        confirming.tell(claim, TrialState.FAIL if value is None else TrialState.COMPLETE, value)
+        claim.release()
+
+
+def test_a_confirmation_of_which_a_run_failed_is_no_winner_and_no_match(study, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(MEASURES, 'train_flops', lambda setup: 1e3)
+    confirmed(study('brittle', confirm=5), (0.90, 0.91, 0.90, None, None))
+    confirmed(study('stable', confirm=5), (1.00, 1.01, 1.00, 1.01, 1.00))
+    found = compare([tmp_path / 'brittle', tmp_path / 'stable'], 'params', 0.01)
+    assert found.reasons == ('brittle: 3 of 5 confirming runs are done (2 failed, 0 not finished)',)
+    brittle, stable = (row.statistics['confirmed'] for row in found.rows)
+    assert (brittle.kind, brittle.n, brittle.low) == ('survivors', 3, None) and brittle.mean == pytest.approx(0.9033333)
+    assert (stable.kind, stable.n) == ('seeds', 5)
+    assert ': 0.9033 (3 seeds, without those that failed); ' in found.sentence
+    assert '; a mean without the seeds that failed separates nothing: stable has 1.0040 ±' in found.sentence
+    print_comparison(found, Printer(Console(width=300)))
+    assert '0.9033 (n=3, others failed)' in capsys.readouterr().out
+    with pytest.raises(UserError, match=r'not matched: brittle: 3 of 5 confirming runs'):
+        print_comparison(found, Printer(Console()), strict=True)
+
+
+@pytest.mark.parametrize(
+    ('values', 'done'),
+    [
+        ((), '0 of 3 confirming runs are done (0 failed, 3 not'),
+        ((0.9, None), '1 of 3 confirming runs are done (1 failed, 1 not'),
+    ],
+)
+def test_confirming_runs_that_are_missing_are_said(study, tmp_path, monkeypatch, values, done):
+    monkeypatch.setitem(MEASURES, 'train_flops', lambda setup: 1e3)
+    confirmed(study('one', confirm=3), values)
+    (reason,) = compare([tmp_path / 'one'], 'params', 0.01).reasons
+    assert reason == f'one: {done} finished)'
+
+
 def wider(steps=24):
     config = tiny.base(steps)
     with config.unlocked():
