@@ -6,7 +6,7 @@ leading axis, each with its own state and position (`jax.vmap`), so that prompts
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -247,7 +247,13 @@ def accepted(
 
 @runtime_checkable
 class Constraint(Protocol):
-    """Which texts may be written: places, between which tokens move."""
+    """Which texts may be written: places, between which tokens move.
+
+    Attributes:
+      counts: what `rest` counts: `tokens`, or `bytes`, of which every token has at least one.
+    """
+
+    counts: Literal['tokens', 'bytes']
 
     @property
     def start(self) -> int:
@@ -257,7 +263,7 @@ class Constraint(Protocol):
         """The places that tokens lead to."""
 
     def rest(self, places: Int[np.ndarray, 'n']) -> Int[np.ndarray, 'n']:
-        """With how many further tokens a text can always be ended; more than any text has where it cannot."""
+        """The fewest further tokens, or bytes, with which a text can be ended; more than any has where it cannot."""
 
     def ends(self, place: int) -> bool:
         """Whether a text cannot go on."""
@@ -281,12 +287,15 @@ def constrained(
 
         E[w f(text)] = sum_(texts that keep to it) p(text) f(text),  E[w] = P(the model's own text keeps to it).
 
+    Where the constraint counts bytes, the texts are those that after every token could still be ended with tokens of
+    one byte.
+
     Raises `UserError` for a model that cannot generate, and where no text of so few tokens keeps to the constraint.
     """
     reader = Reader(model, jit)
     needed = int(constraint.rest(np.array([constraint.start]))[0])
     if needed > steps:
-        raise UserError(f'no text of at most {steps} tokens matches {constraint!r}; {_advice(needed)}')
+        raise UserError(_too_few(steps, needed, constraint))
     _, logits, state = reader.read(prompt, reader.start(len(prompt) + steps), 0)
     place = constraint.start
     for index in range(steps):
@@ -309,7 +318,12 @@ def constrained(
             _, logits, state = reader.read([drawn.token], state, len(prompt) + index)
 
 
-def _advice(needed: int) -> str:
+def _too_few(steps: int, needed: int, constraint: Constraint) -> str:
     if needed > 2**30:
-        return 'none of any length does'
-    return f'the shortest has {needed}; allow as many tokens'
+        return f'no text of any length matches {constraint!r}'
+    if constraint.counts == 'bytes':
+        return (
+            f'the shortest text that matches {constraint!r} has {needed} bytes, each of which is counted as a token, '
+            f'and {steps} tokens are allowed; allow as many as it has bytes'
+        )
+    return f'no text of at most {steps} tokens matches {constraint!r}; the shortest has {needed}; allow as many tokens'

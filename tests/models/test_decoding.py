@@ -14,6 +14,7 @@ from attnlab.blocks.block import Block
 from attnlab.config import build, spec
 from attnlab.context import Context
 from attnlab.data.text.grammar import Derivable, Grammar
+from attnlab.data.text.pattern import Matching, Pattern
 from attnlab.errors import UserError
 from attnlab.functional.constrained import Masked, Rejected
 from attnlab.functional.sampling import Sampling
@@ -271,6 +272,7 @@ class Ends:
     """Texts of tokens 0 to 2 in which every 0 is followed by a 2: place 1 after a 0, 2 for what cannot be mended."""
 
     start = 0
+    counts = 'tokens'
 
     def after(self, place, tokens):
         mended = np.where(tokens == 0, 1, np.where(tokens > 2, 2, 0))
@@ -400,6 +402,13 @@ class Odd(Ends):
         return np.array([1, 0, 2**31 - 1])[places]
 
 
+class Never(Until0):
+    """None."""
+
+    def rest(self, places):
+        return np.full(len(places), 2**31 - 1)
+
+
 class Far(Until0):
     """The same, of two tokens at least."""
 
@@ -419,3 +428,20 @@ def test_a_text_ends_where_nothing_can_follow_and_must_fit(model, monkeypatch):
         assert [each.token for each in text] == [0] * (steps - (steps % 2 == 0))
     with pytest.raises(UserError, match=r'no text of at most 1 tokens matches .*; the shortest has 2; allow as many'):
         next(constrained(model, PROMPT, 1, Far(), Masked()))
+    with pytest.raises(UserError, match=r'no text of any length matches'):
+        next(constrained(model, PROMPT, 1, Never(), Masked()))
+
+
+def test_a_text_of_one_token_of_several_bytes(model, monkeypatch):
+    monkeypatch.setattr(
+        'attnlab.models.decoding.Reader', lambda model, jit: Table(collections.defaultdict(lambda: np.zeros(3)))
+    )
+    tokenizer = Spelled(tokens=(b'a', b'b', b'ab'))
+    (drawn,) = constrained(model, PROMPT, 1, Matching(Pattern('ab'), tokenizer), Masked())
+    assert drawn.token == 2 and drawn.log_weight == pytest.approx(np.log(1 / 3))
+    with pytest.raises(UserError, match=r"no text of at most 1 tokens matches 'abc\?ab'; the shortest has 2; allow"):
+        next(constrained(model, PROMPT, 1, Matching(Pattern('abc?ab'), tokenizer), Masked()))
+    # Of a grammar bytes are counted, and the error does not say more.
+    sentence = r'the shortest text that matches the grammar has 2 bytes, each of which is counted as a token, and 1'
+    with pytest.raises(UserError, match=sentence):
+        next(constrained(model, PROMPT, 1, Derivable(Grammar('start: "ab"'), tokenizer), Masked()))
