@@ -21,6 +21,7 @@ from attnlab.functional.constrained import Choice, Drawn, NothingAllowed
 from attnlab.functional.sampling import UNRESTRICTED, Sampling
 from attnlab.models.predictor import Predictor
 from attnlab.nn.experts import MixtureOfExperts
+from attnlab.nn.projections import Linear
 from attnlab.typing import State
 
 
@@ -175,14 +176,10 @@ def speculate(
     The draft draws `ahead` tokens; the model reads them at once, and takes those before the first that it rejects, and
     one of its own (`accepted`). Of a piece of n tokens n - 1 are the draft's. Leviathan et al. 2023,
     https://arxiv.org/abs/2211.17192. Raises `UserError` for models that cannot generate, or of other vocabularies, and
-    for a model with experts that lack room for all tokens of a piece, which would not be drawn as one by one.
+    for a model whose tokens would not be drawn as one by one: with experts that lack room for all tokens of a piece, or
+    linear maps that round the inputs of all of them by one scale.
     """
-    for _, part in nnx.iter_graph(model):
-        if isinstance(part, MixtureOfExperts) and part.limited:
-            raise UserError(
-                f'experts of this model have a capacity, {part.capacity:g}, which tokens that a draft proposes would '
-                'share; generate token by token, without a draft'
-            )
+    _check_apart(model)
     target, small = Reader(model, jit), Reader(draft, jit)
     capacity = len(prompt) + steps + ahead + 1
     states = [reader.start(capacity) for reader in (target, small)]
@@ -216,6 +213,22 @@ def speculate(
         piece = [*taken[1:], last][:left]
         left -= len(piece)
         yield piece
+
+
+def _check_apart(model: Predictor) -> None:
+    """Raises `UserError` where what a model makes of a token depends on those after it that are read with it."""
+    for path, part in nnx.iter_graph(model):
+        if isinstance(part, MixtureOfExperts) and part.limited:
+            raise UserError(
+                f'experts of this model have a capacity, {part.capacity:g}, which tokens that a draft proposes would '
+                'share; generate token by token, without a draft'
+            )
+        if isinstance(part, Linear) and not part.rows_apart:
+            raise UserError(
+                f'inputs of the linear map {".".join(map(str, path))} are rounded by a scale that tokens that a draft '
+                'proposes would share; generate token by token, without a draft, or round inputs by a scale a token, '
+                'such as affine8'
+            )
 
 
 def accepted(

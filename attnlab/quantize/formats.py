@@ -753,6 +753,11 @@ def storage_called(text: str) -> Format:
     return found
 
 
+def rows_apart(rounding: Rounding | None) -> bool:
+    """Whether every row is rounded as it would be alone, by no scale that it shares with the other rows of a call."""
+    return not isinstance(rounding, Crossed) and getattr(rounding, 'scope', None) != 'tensor'
+
+
 def _wide(dtype: DTypeLike) -> DTypeLike:
     """Codes of numbers of half the bits are taken in float32: their steps are finer than such numbers lie."""
     return jnp.promote_types(dtype, jnp.float32)

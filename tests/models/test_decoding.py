@@ -30,6 +30,9 @@ from attnlab.models.model import Model
 from attnlab.models.sampling import generate
 from attnlab.models.stack import Stack
 from attnlab.nn.experts import MixtureOfExperts
+from attnlab.quantize.formats import Affine, Crossed, Symmetric
+from attnlab.quantize.layers import Quantization
+from attnlab.quantize.training import Rounded
 from attnlab.zoo import ZOO
 from tests.data.text.test_pattern import Spelled
 
@@ -151,6 +154,27 @@ def test_a_piece_that_is_read_at_once_would_share_the_room_of_experts():
     with pytest.raises(UserError, match=r'experts of this model have a capacity, 0\.25, .* token by token'):
         next(speculate(with_experts(0.25), made(1), PROMPT, 4))
     assert len(next(speculate(with_experts(2.0), with_experts(0.25), PROMPT, 1))) == 1
+
+
+@pytest.mark.parametrize(
+    'rounding',
+    [
+        Quantization(inputs=Crossed(8)),
+        Quantization(inputs=Affine(8, scope='tensor')),
+        Rounded(inputs=Crossed(8)),
+    ],
+)
+def test_a_piece_that_is_read_at_once_would_share_a_scale(rounding):
+    """So that tokens would not be drawn as the model alone draws them."""
+    sentence = r'inputs of the linear map stack\.\S+ are rounded by a scale that tokens that a draft .* such as affine8'
+    with pytest.raises(UserError, match=sentence):
+        next(speculate(rounding(made(0)), made(1), PROMPT, 4))
+
+
+def test_a_piece_is_drawn_where_every_token_has_its_scale():
+    rounded = Quantization(weights=Symmetric(8, scope='tensor'), inputs=Affine(8))(made(0))
+    # What the draft rounds together matters to what it proposes alone.
+    assert len(next(speculate(rounded, Quantization(inputs=Crossed(8))(made(1)), PROMPT, 1))) == 1
 
 
 @pytest.mark.slow
