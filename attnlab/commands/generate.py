@@ -1,5 +1,6 @@
 """`attnlab generate`: text from a trained model."""
 
+import dataclasses
 import pathlib
 import sys
 from collections.abc import Callable, Iterable
@@ -153,10 +154,20 @@ def _matched(values: flags.FlagValues, writer: 'Writer', sampling: 'Sampling', g
             return ''
         return (
             f'log-weight {sum(each.log_weight for each in matched):.4f} nats, the mean of whose exponential over seeds '
-            f'is the probability of such texts; {sum(each.tested for each in matched):,} tokens tested'
+            f'{_estimated(sampling)}; {sum(each.tested for each in matched):,} tokens tested'
         )
 
     return Said(draw(values.prompt, pattern, choice, values.seed, matched), note)
+
+
+def _estimated(sampling: 'Sampling') -> str:
+    """What the weights of texts that are drawn so are in the mean."""
+    from attnlab.functional.sampling import UNRESTRICTED
+
+    heated = '' if sampling.temperature == 1 else f', at temperature {sampling.temperature:g},'
+    if dataclasses.replace(sampling, temperature=1.0) == UNRESTRICTED:
+        return f'is{heated} the probability of such texts'
+    return f'is{heated} the probability of those of such texts that --top_k, --top_p and --min_p leave'
 
 
 def _check(values: flags.FlagValues) -> None:

@@ -6,7 +6,7 @@ leading axis, each with its own state and position (`jax.vmap`), so that prompts
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from attnlab.functional.constrained import Choice, Drawn, NothingAllowed
 from attnlab.functional.sampling import UNRESTRICTED, Sampling
 from attnlab.models.predictor import Predictor
 from attnlab.nn.experts import MixtureOfExperts
+from attnlab.nn.projections import Linear
 from attnlab.typing import State
 
 
@@ -175,14 +176,10 @@ def speculate(
     The draft draws `ahead` tokens; the model reads them at once, and takes those before the first that it rejects, and
     one of its own (`accepted`). Of a piece of n tokens n - 1 are the draft's. Leviathan et al. 2023,
     https://arxiv.org/abs/2211.17192. Raises `UserError` for models that cannot generate, or of other vocabularies, and
-    for a model with experts that lack room for all tokens of a piece, which would not be drawn as one by one.
+    for a model whose tokens would not be drawn as one by one: with experts that lack room for all tokens of a piece, or
+    linear maps that round the inputs of all of them by one scale.
     """
-    for _, part in nnx.iter_graph(model):
-        if isinstance(part, MixtureOfExperts) and part.limited:
-            raise UserError(
-                f'experts of this model have a capacity, {part.capacity:g}, which tokens that a draft proposes would '
-                'share; generate token by token, without a draft'
-            )
+    _check_apart(model)
     target, small = Reader(model, jit), Reader(draft, jit)
     capacity = len(prompt) + steps + ahead + 1
     states = [reader.start(capacity) for reader in (target, small)]
@@ -218,6 +215,22 @@ def speculate(
         yield piece
 
 
+def _check_apart(model: Predictor) -> None:
+    """Raises `UserError` where what a model makes of a token depends on those after it that are read with it."""
+    for path, part in nnx.iter_graph(model):
+        if isinstance(part, MixtureOfExperts) and part.limited:
+            raise UserError(
+                f'experts of this model have a capacity, {part.capacity:g}, which tokens that a draft proposes would '
+                'share; generate token by token, without a draft'
+            )
+        if isinstance(part, Linear) and not part.rows_apart:
+            raise UserError(
+                f'inputs of the linear map {".".join(map(str, path))} are rounded by a scale that tokens that a draft '
+                'proposes would share; generate token by token, without a draft, or round inputs by a scale a token, '
+                'such as affine8'
+            )
+
+
 def accepted(
     target: Float[Array, 'm o'], draft: Float[Array, 'a o'], tokens: Int[Array, 'a'], key: Array
 ) -> tuple[Int[Array, ''], Int[Array, '']]:
@@ -247,7 +260,13 @@ def accepted(
 
 @runtime_checkable
 class Constraint(Protocol):
-    """Which texts may be written: places, between which tokens move."""
+    """Which texts may be written: places, between which tokens move.
+
+    Attributes:
+      counts: what `rest` counts: `tokens`, or `bytes`, of which every token has at least one.
+    """
+
+    counts: Literal['tokens', 'bytes']
 
     @property
     def start(self) -> int:
@@ -257,7 +276,7 @@ class Constraint(Protocol):
         """The places that tokens lead to."""
 
     def rest(self, places: Int[np.ndarray, 'n']) -> Int[np.ndarray, 'n']:
-        """With how many further tokens a text can always be ended; more than any text has where it cannot."""
+        """The fewest further tokens, or bytes, with which a text can be ended; more than any has where it cannot."""
 
     def ends(self, place: int) -> bool:
         """Whether a text cannot go on."""
@@ -281,12 +300,15 @@ def constrained(
 
         E[w f(text)] = sum_(texts that keep to it) p(text) f(text),  E[w] = P(the model's own text keeps to it).
 
+    Where the constraint counts bytes, the texts are those that after every token could still be ended with tokens of
+    one byte.
+
     Raises `UserError` for a model that cannot generate, and where no text of so few tokens keeps to the constraint.
     """
     reader = Reader(model, jit)
     needed = int(constraint.rest(np.array([constraint.start]))[0])
     if needed > steps:
-        raise UserError(f'no text of at most {steps} tokens matches {constraint!r}; {_advice(needed)}')
+        raise UserError(_too_few(steps, needed, constraint))
     _, logits, state = reader.read(prompt, reader.start(len(prompt) + steps), 0)
     place = constraint.start
     for index in range(steps):
@@ -309,7 +331,12 @@ def constrained(
             _, logits, state = reader.read([drawn.token], state, len(prompt) + index)
 
 
-def _advice(needed: int) -> str:
+def _too_few(steps: int, needed: int, constraint: Constraint) -> str:
     if needed > 2**30:
-        return 'none of any length does'
-    return f'the shortest has {needed}; allow as many tokens'
+        return f'no text of any length matches {constraint!r}'
+    if constraint.counts == 'bytes':
+        return (
+            f'the shortest text that matches {constraint!r} has {needed} bytes, each of which is counted as a token, '
+            f'and {steps} tokens are allowed; allow as many as it has bytes'
+        )
+    return f'no text of at most {steps} tokens matches {constraint!r}; the shortest has {needed}; allow as many tokens'

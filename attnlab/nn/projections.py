@@ -54,6 +54,11 @@ class Linear(Module):
         """The weight in the type of `x`; subclasses may quantize it."""
         return self.weight[...]
 
+    @property
+    def rows_apart(self) -> bool:
+        """Whether a row of the output depends on that row of the input alone; subclasses may round rows together."""
+        return True
+
     def apply(self, x: Float[Array, '*b d'], weight: Float[Array, 'd f']) -> Float[Array, '*b f']:
         """Applies the map with another weight. Raises `UserError` for `x` of another width than the map's."""
         self.check_width(x, weight.shape[0])

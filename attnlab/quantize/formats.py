@@ -53,6 +53,14 @@ class Format(abc.ABC):
     def code_bits(self) -> int:
         """Bits of a code."""
 
+    @property
+    def stable(self) -> bool:
+        """Whether what was rounded is rounded to itself, `rounded(rounded(x)) = rounded(x)`, but for last bits.
+
+        States need this: they are stored again after every token.
+        """
+        return True
+
     def encode(self, x: Float[Array, 'r d']) -> Stored:
         """The codes of rows of numbers, and their scales, computed in float32 or better."""
         return self.encode_groups(self.groups(x.astype(_wide(x.dtype))))
@@ -407,6 +415,11 @@ class SearchedFloating(Floating):
     counts, that of the largest number first.
     """
 
+    @property
+    def stable(self) -> bool:
+        # The scale cuts off the largest number, and is searched again below what is left of it.
+        return False
+
     def fitted(self, x: Float[Array, 'g n']) -> Stored:
         widest = super().fitted(x)['scales']
 
@@ -509,6 +522,11 @@ class Rotated(Format):
     @property
     def filled(self) -> Literal['edge', 'constant']:
         return 'constant'
+
+    @property
+    def stable(self) -> bool:
+        # The scale is the norm of the group, and points of the grid do not have that of what they stand for.
+        return False
 
     def group_size(self, shape: tuple[int, ...]) -> int:
         return max(self.dimension, min(self.scope, 1 << (shape[1] - 1).bit_length()))
@@ -733,6 +751,11 @@ def storage_called(text: str) -> Format:
     if not isinstance(found, Format):
         raise UserError(f'{text!r} rounds activations and stores nothing; weights need another format, such as int4@32')
     return found
+
+
+def rows_apart(rounding: Rounding | None) -> bool:
+    """Whether every row is rounded as it would be alone, by no scale that it shares with the other rows of a call."""
+    return not isinstance(rounding, Crossed) and getattr(rounding, 'scope', None) != 'tensor'
 
 
 def _wide(dtype: DTypeLike) -> DTypeLike:

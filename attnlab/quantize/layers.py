@@ -17,7 +17,7 @@ from attnlab.models.layers import stacks
 from attnlab.models.weight_maps import replaced
 from attnlab.nn.parameter import Buffer, buffer
 from attnlab.nn.projections import Linear, check_plain
-from attnlab.quantize.formats import Affine, FixedFloating, Format, Rounding, Stored, Symmetric
+from attnlab.quantize.formats import Affine, FixedFloating, Format, Rounding, Stored, Symmetric, rows_apart
 from attnlab.quantize.native import check_native, native_product
 from attnlab.quantize.softmax import QuantizedSoftmax, check_bits
 from attnlab.quantize.sparsity import apart, sparse
@@ -102,6 +102,11 @@ class QuantizedLinear(Linear):
         if self.bias is not None:
             y = y + self.bias[...].astype(y.dtype)[None]
         return y.astype(x.dtype).reshape(*x.shape[:-1], y.shape[-1])
+
+    @property
+    def rows_apart(self) -> bool:
+        """Whether inputs are rounded row by row."""
+        return rows_apart(self.input_format)
 
     def inputs(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
         """The inputs, rounded."""

@@ -77,7 +77,7 @@ class StoredState(Mixer):
 
     Args:
       mixer: the mixer.
-      format: of the state; a row is what the last axis holds.
+      format: of the state, a stable one; a row is what the last axis holds.
     """
 
     def __init__(self, mixer: Any, format: Format):
@@ -302,12 +302,18 @@ StateFormat = Format | KIVI
 def state_called(text: str) -> StateFormat:
     """The format of a name: `kivi2` or `kivi4@64`, groups of 64; or as `storage_called` has them, such as `int8`.
 
-    Raises `UserError` for a name that there is not.
+    Raises `UserError` for a name that there is not, and for a format that is not stable.
     """
     if (found := re.fullmatch(r'kivi(\d+)(?:@(\d+))?', text)) is not None:
         group = int(found[2]) if found[2] else 32
         return KIVI(int(found[1]), group=group, window=max(128 // group, 1) * group)
-    return storage_called(text)
+    format = storage_called(text)
+    if not format.stable:
+        raise UserError(
+            f'{text!r} is no format of states: its codes change when a state is stored again, as it is after every '
+            'token, so that the state drifts; choose another, such as int8, affine8, e4m3, mxe4m3 or kivi2'
+        )
+    return format
 
 
 def with_stored_state(mixer: Any, how: StateFormat) -> Mixer | None:

@@ -20,7 +20,7 @@ from attnlab.config import build, spec, spec_of
 from attnlab.errors import UserError
 from attnlab.functional.straight_through import straight_through
 from attnlab.nn.projections import Linear
-from attnlab.quantize.formats import CALLED, Format, Rounding, Symmetric, format_called
+from attnlab.quantize.formats import CALLED, Format, Rounding, Symmetric, format_called, rows_apart
 from attnlab.quantize.layers import Quantization, QuantizedLinear, check_maps, check_own, over_leading, replace_maps
 from attnlab.quantize.quartet import Quartet
 from attnlab.signature import checked_fields
@@ -117,6 +117,11 @@ class RoundedLinear(Linear):
             return ()
         self.log_code_step[...] = self.how.first(self.weight[...])
         return (self.log_code_step,)
+
+    @property
+    def rows_apart(self) -> bool:
+        """Whether inputs are rounded row by row."""
+        return rows_apart(self.input_format)
 
     def inputs(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
         """The inputs, rounded."""

@@ -14,6 +14,7 @@ from attnlab.blocks.block import Block
 from attnlab.config import build, spec
 from attnlab.context import Context
 from attnlab.data.text.grammar import Derivable, Grammar
+from attnlab.data.text.pattern import Matching, Pattern
 from attnlab.errors import UserError
 from attnlab.functional.constrained import Masked, Rejected
 from attnlab.functional.sampling import Sampling
@@ -29,6 +30,9 @@ from attnlab.models.model import Model
 from attnlab.models.sampling import generate
 from attnlab.models.stack import Stack
 from attnlab.nn.experts import MixtureOfExperts
+from attnlab.quantize.formats import Affine, Crossed, Symmetric
+from attnlab.quantize.layers import Quantization
+from attnlab.quantize.training import Rounded
 from attnlab.zoo import ZOO
 from tests.data.text.test_pattern import Spelled
 
@@ -152,6 +156,27 @@ def test_a_piece_that_is_read_at_once_would_share_the_room_of_experts():
     assert len(next(speculate(with_experts(2.0), with_experts(0.25), PROMPT, 1))) == 1
 
 
+@pytest.mark.parametrize(
+    'rounding',
+    [
+        Quantization(inputs=Crossed(8)),
+        Quantization(inputs=Affine(8, scope='tensor')),
+        Rounded(inputs=Crossed(8)),
+    ],
+)
+def test_a_piece_that_is_read_at_once_would_share_a_scale(rounding):
+    """So that tokens would not be drawn as the model alone draws them."""
+    sentence = r'inputs of the linear map stack\.\S+ are rounded by a scale that tokens that a draft .* such as affine8'
+    with pytest.raises(UserError, match=sentence):
+        next(speculate(rounding(made(0)), made(1), PROMPT, 4))
+
+
+def test_a_piece_is_drawn_where_every_token_has_its_scale():
+    rounded = Quantization(weights=Symmetric(8, scope='tensor'), inputs=Affine(8))(made(0))
+    # What the draft rounds together matters to what it proposes alone.
+    assert len(next(speculate(rounded, Quantization(inputs=Crossed(8))(made(1)), PROMPT, 1))) == 1
+
+
 @pytest.mark.slow
 def test_contrastive_search(model):
     greedy = list(generate(model, PROMPT, 4, temperature=0.0))
@@ -271,6 +296,7 @@ class Ends:
     """Texts of tokens 0 to 2 in which every 0 is followed by a 2: place 1 after a 0, 2 for what cannot be mended."""
 
     start = 0
+    counts = 'tokens'
 
     def after(self, place, tokens):
         mended = np.where(tokens == 0, 1, np.where(tokens > 2, 2, 0))
@@ -400,6 +426,13 @@ class Odd(Ends):
         return np.array([1, 0, 2**31 - 1])[places]
 
 
+class Never(Until0):
+    """None."""
+
+    def rest(self, places):
+        return np.full(len(places), 2**31 - 1)
+
+
 class Far(Until0):
     """The same, of two tokens at least."""
 
@@ -419,3 +452,20 @@ def test_a_text_ends_where_nothing_can_follow_and_must_fit(model, monkeypatch):
         assert [each.token for each in text] == [0] * (steps - (steps % 2 == 0))
     with pytest.raises(UserError, match=r'no text of at most 1 tokens matches .*; the shortest has 2; allow as many'):
         next(constrained(model, PROMPT, 1, Far(), Masked()))
+    with pytest.raises(UserError, match=r'no text of any length matches'):
+        next(constrained(model, PROMPT, 1, Never(), Masked()))
+
+
+def test_a_text_of_one_token_of_several_bytes(model, monkeypatch):
+    monkeypatch.setattr(
+        'attnlab.models.decoding.Reader', lambda model, jit: Table(collections.defaultdict(lambda: np.zeros(3)))
+    )
+    tokenizer = Spelled(tokens=(b'a', b'b', b'ab'))
+    (drawn,) = constrained(model, PROMPT, 1, Matching(Pattern('ab'), tokenizer), Masked())
+    assert drawn.token == 2 and drawn.log_weight == pytest.approx(np.log(1 / 3))
+    with pytest.raises(UserError, match=r"no text of at most 1 tokens matches 'abc\?ab'; the shortest has 2; allow"):
+        next(constrained(model, PROMPT, 1, Matching(Pattern('abc?ab'), tokenizer), Masked()))
+    # Of a grammar bytes are counted, and the error does not say more.
+    sentence = r'the shortest text that matches the grammar has 2 bytes, each of which is counted as a token, and 1'
+    with pytest.raises(UserError, match=sentence):
+        next(constrained(model, PROMPT, 1, Derivable(Grammar('start: "ab"'), tokenizer), Masked()))

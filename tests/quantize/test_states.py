@@ -1,5 +1,7 @@
 """States of few bits against their definition, written as a loop in numpy; and what they cost in accuracy."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,7 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.nn.positions import Rope
-from attnlab.quantize.formats import Affine, MinMax, Symmetric
+from attnlab.quantize.formats import NAMES, Affine, Format, MinMax, Symmetric, format_called
 from attnlab.quantize.layers import Quantization
 from attnlab.quantize.states import KIVI, StoredCache, StoredState, state_called
 from attnlab.testing.contract import cast_parameters
@@ -156,6 +158,39 @@ def test_formats_of_states_have_names_and_refuse_what_they_cannot_store():
         StoredCache(Attention(DIM, heads=2, window=4, rngs=nnx.Rngs(0)), KIVI())
     with pytest.raises(UserError, match='no block of this model has a state that KIVI stores'):
         Quantization(state=KIVI())(Attention(DIM, heads=2, rngs=nnx.Rngs(0)))
+
+
+OF_FAMILIES = (
+    *('int4', 'int8@32', 'affine4', 'minmax3', 'log4', 'logsqrt4', 'adalog4', 'e4m3', 'e2m1@tensor', 'adae4m3'),
+    *('mxe2m1', 'higgs4', 'higgs3x2', 'higgs2x4'),
+)
+"""A format or two of every family of names that something is stored in."""
+
+
+@pytest.mark.parametrize('name', OF_FAMILIES)
+def test_states_are_stored_in_formats_that_give_again_what_they_gave(name):
+    """As after every token a state is stored again."""
+    x = jnp.asarray(np.random.default_rng(3).standard_normal((8, 96)), jnp.float32)
+    rounded = jax.jit(format_called(name).rounded)
+    once = again = rounded(x)
+    for _ in range(64):
+        again = rounded(again)
+    apart = float(jnp.max(jnp.abs(again - once)))
+    if format_called(name).stable:
+        assert isinstance(state_called(name), Format) and apart < 1e-5
+    else:
+        assert apart > 0.1
+        with pytest.raises(
+            UserError, match=f"'{name}' is no format of states: its codes change when a state is stored"
+        ):
+            state_called(name)
+
+
+def test_every_family_of_formats_is_tried():
+    for pattern in NAMES:
+        # What rounds activations alone is refused before.
+        found = [name for name in OF_FAMILIES if re.fullmatch(pattern, name.partition('@')[0])]
+        assert found or pattern.startswith('cross')
 
 
 def test_numbers_of_half_the_bits_are_rounded_in_float32():

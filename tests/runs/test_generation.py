@@ -115,9 +115,21 @@ def test_a_text_that_matches(originals, capsys, tested):
     text = printed.out.removesuffix('\n').removeprefix('one')
     assert re.fullmatch(expression, text) and len(text.encode()) == 9
     assert re.search(r'log-weight -\d+\.\d{4} nats, .*; \d[\d,]* tokens tested', printed.err)
+    assert 'the mean of whose exponential over seeds is the probability of such texts; ' in printed.err
     # A text ends where the pattern does.
     assert main([*asked, '--regex=[a-c]{3}', f'--tested={tested}', '--seed=1']) == 0
     assert re.fullmatch('one[a-c]{3}\n', capsys.readouterr().out)
+
+
+def test_what_weights_are_of_where_not_all_is_drawn(originals, capsys):
+    asked = ['generate', f'--workdir={originals / "run"}', '--regex=[a-c]{2}', '--tokens=2', '--compilation_cache=']
+    for flags, said in (
+        (['--top_k=1'], 'is the probability of those of such texts that --top_k, --top_p and --min_p leave; '),
+        (['--temperature=0.5'], 'is, at temperature 0.5, the probability of such texts; '),
+    ):
+        assert main([*asked, *flags]) == 0
+        printed = capsys.readouterr().err
+        assert said in printed and 'is the probability of such texts' not in printed
 
 
 @pytest.mark.parametrize('tested', ['all', 'drawn'])

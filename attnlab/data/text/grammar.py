@@ -205,8 +205,12 @@ class Grammar:
 class Derivable:
     """The constraint that a text of a tokenizer is one of a grammar (`attnlab.models.decoding.Constraint`).
 
-    A token is one step of its bytes, and each byte that is still needed counts as one token, as of `Matching`.
+    A token is one step of its bytes, and each byte that is still needed counts as one token: places are found as texts
+    reach them, so that what tokens of several bytes would do is not known ahead. The last tokens of a text that is as
+    long as it may be are single bytes where they must be.
     """
+
+    counts = 'bytes'
 
     def __init__(self, grammar: Grammar, tokenizer: Tokenizer):
         self._grammar = grammar

@@ -5,10 +5,12 @@ import pathlib
 import subprocess
 import sys
 import types
-from collections import deque
+from collections.abc import Iterable
 
 import numpy as np
 from jaxtyping import Bool, Int, UInt8
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import dijkstra
 
 from attnlab.data.text.tokenizers import Tokenizer
 from attnlab.errors import UserError
@@ -20,7 +22,7 @@ SECONDS, SIZE = 10, 2**31
 """How long an automaton may take to build, and the bytes that it may take: tens of thousands of places."""
 
 NEVER = np.iinfo(np.int32).max
-"""How many bytes a text needs from where it can never match."""
+"""How many bytes or tokens a text needs from where it can never match."""
 
 
 class Pattern:
@@ -53,9 +55,10 @@ class Pattern:
 class Matching:
     """The constraint that a text of a tokenizer matches a pattern (`attnlab.models.decoding.Constraint`).
 
-    A token is one step of its bytes, and each byte that is still needed counts as one token: with tokens of several
-    bytes the last ones of a text that is as long as it may be are single bytes where they must be.
+    A token is one step of its bytes. How many tokens are still needed is found for every place when it is first asked.
     """
+
+    counts = 'tokens'
 
     def __init__(self, pattern: Pattern, tokenizer: Tokenizer):
         self._pattern = pattern
@@ -69,14 +72,19 @@ class Matching:
         """The places that tokens lead to."""
         bytes_, lengths = self._bytes
         places = np.full(len(tokens), place, np.int32)
-        for column in range(int(lengths[tokens].max(initial=0))):
-            moved = self._pattern.table[places, bytes_[tokens, column]]
-            places = np.where(column < lengths[tokens], moved, places)
+        never = len(self._pattern.table) - 1
+        moving = np.arange(len(tokens))
+        for column in range(bytes_.shape[1]):
+            # Of most tokens the first byte already leads to where a text stays.
+            moving = moving[(places[moving] != never) & (lengths[tokens[moving]] > column)]
+            if not len(moving):
+                break
+            places[moving] = self._pattern.table[places[moving], bytes_[tokens[moving], column]]
         return places
 
     def rest(self, places: Int[np.ndarray, 'n']) -> Int[np.ndarray, 'n']:
-        """The fewest tokens of one byte after which a text matches."""
-        return self._pattern.rest[places]
+        """The fewest tokens after which a text matches; `NEVER` where it cannot."""
+        return self._rest[places]
 
     def ends(self, place: int) -> bool:
         """Whether no text that goes on from a place matches."""
@@ -85,6 +93,19 @@ class Matching:
     def __repr__(self) -> str:
         """The expression, as errors show it."""
         return repr(self._pattern.expression)
+
+    @functools.cached_property
+    def _rest(self) -> Int[np.ndarray, 's']:
+        bytes_, lengths = self._bytes
+        beginning = [np.flatnonzero((bytes_[:, 0] == byte) & (lengths > 0)) for byte in range(256)]
+        never = len(self._pattern.table) - 1
+
+        def following(place: int) -> Int[np.ndarray, 'n']:
+            # At most places few bytes can come next, and so few tokens: the others are not looked at.
+            tokens = [beginning[byte] for byte in np.flatnonzero(self._pattern.table[place] != never)]
+            return self.after(place, np.concatenate(tokens)) if tokens else np.array([never])
+
+        return _rest(map(following, range(never + 1)), self._pattern.matches)
 
     @functools.cached_property
     def _bytes(self) -> tuple[UInt8[np.ndarray, 'o w'], Int[np.ndarray, 'o']]:
@@ -143,21 +164,16 @@ def _check_size(expression: str) -> None:
         )
 
 
-def _rest(table: Int[np.ndarray, 's 256'], matches: Bool[np.ndarray, 's']) -> Int[np.ndarray, 's']:
-    """The fewest bytes from every place to one that matches, breadth first."""
-    before: list[set[int]] = [set() for _ in table]
-    for place, row in enumerate(table):
-        for following in np.unique(row):
-            before[following].add(place)
-    rest = np.where(matches, 0, NEVER).astype(np.int32)
-    waiting = deque(map(int, np.flatnonzero(matches)))
-    while waiting:
-        place = waiting.popleft()
-        for each in before[place]:
-            if rest[each] == NEVER:
-                rest[each] = rest[place] + 1
-                waiting.append(each)
-    return rest
+def _rest(rows: Iterable[Int[np.ndarray, 'n']], matches: Bool[np.ndarray, 's']) -> Int[np.ndarray, 's']:
+    """The fewest steps from every place to one that matches, by the places that the steps from each lead to."""
+    if not matches.any():
+        return np.full(len(matches), NEVER, np.int32)
+    following = [np.flatnonzero(np.bincount(row, minlength=len(matches))).astype(np.int32) for row in rows]
+    places = np.repeat(np.arange(len(following)), [len(each) for each in following])
+    backwards = (np.ones(len(places)), (np.concatenate(following), places))
+    graph = csr_array(backwards, shape=(len(matches), len(matches)))
+    steps = dijkstra(graph, indices=np.flatnonzero(matches), unweighted=True, min_only=True)
+    return np.where(np.isfinite(steps), steps, NEVER).astype(np.int32)
 
 
 def _library() -> types.ModuleType:

@@ -67,6 +67,20 @@ def test_tokens_of_several_bytes_move_by_all_of_them():
     assert constraint.rest(after_ab[4:5]).tolist() == [1]
 
 
+@pytest.mark.parametrize('expression', ['ab', '(ab)+ß?', 'a{5}', '[ab]*aß', 'ab(ab|ba)b?'])
+@pytest.mark.parametrize('tokens', [(b'a', b'b', b'ab', 'ß'.encode(), b'aaa', b''), (b'ab', b'ba', b'b')])
+def test_the_fewest_tokens_are_those_of_the_shortest_text(expression, tokens):
+    constraint = Matching(Pattern(expression), Spelled(tokens))
+    texts = [text for length in range(5) for text in itertools.product(range(len(tokens)), repeat=length)]
+    matched = {
+        text: re.fullmatch(expression, b''.join(tokens[index] for index in text).decode()) is not None for text in texts
+    }
+    for text in texts[: len(tokens) ** 2]:
+        further = [len(each) - len(text) for each, hit in matched.items() if hit and each[: len(text)] == text]
+        needed = int(constraint.rest(np.array([place_of(constraint, text)]))[0])
+        assert needed == min(further) if further else len(text) + needed > 4
+
+
 def test_what_stands_for_the_end_is_no_character_of_a_text():
     constraint = Matching(Pattern('.*'), Bytes())
     assert constraint.rest(np.array([place_of(constraint, '\U0010fffe'.encode())])).tolist() == [0]
