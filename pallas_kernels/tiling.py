@@ -157,7 +157,7 @@ def linear_attention(b: int, t: int, channels: int, platform: str, *, vector: bo
     longest = 32 if vector else 64
     steps = min(longest, 1 << (t - 1).bit_length())
     numbers = 2**17 if platform == 'cpu' else 2**24
-    return ChunkTile(steps=steps, group=max(1, numbers // (b * channels * steps)) * steps)
+    return ChunkTile(steps=steps, group=max(1, numbers // max(1, b * channels * steps)) * steps)
 
 
 def linear_attention_tpu(t: int, k: int, v: int, *, vector: bool) -> ChunkTile:
@@ -278,7 +278,7 @@ def delta_rule(b: int, t: int, channels: int, platform: str) -> ChunkTile:
     """
     steps = min(32 if platform == 'cpu' else 64, 1 << (t - 1).bit_length())
     numbers = 2**17 if platform == 'cpu' else 2**24
-    return ChunkTile(steps=steps, group=max(1, numbers // (b * channels * steps)) * steps)
+    return ChunkTile(steps=steps, group=max(1, numbers // max(1, b * channels * steps)) * steps)
 
 
 def delta_rule_tpu(t: int, k: int, v: int) -> ChunkTile:

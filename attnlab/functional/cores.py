@@ -350,7 +350,7 @@ def cross_entropy(
         return found.reshape(labels.shape)
 
     def losses_apart(hidden: Array, embedding: Array, labels: Array) -> Array:
-        labels = labels.astype(jnp.int32)
+        labels = pallas_kernels.arguments.class_numbers(labels)
         labels = jnp.where(labels < 0, labels + classes, labels)
         first = jax.lax.axis_index(TENSOR) * embedding.shape[0]
         found = pallas_kernels.cross_entropy_part(

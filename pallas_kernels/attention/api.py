@@ -88,7 +88,7 @@ def attention(
         raise ValueError(
             f'{CORE}: sink_scores were given and the weights are {type(weights).__name__}; expected a softmax'
         )
-    _check_window(window, sinks)
+    window, sinks = _within(window, sinks, sizes)
     if log_forget is not None and not (causal and sizes['t'] == sizes['s']):
         raise ValueError(
             f'{CORE}: log_forget needs a causal call with as many queries as keys; '
@@ -151,23 +151,28 @@ def visible_counts(
     """
     s = t if s is None else s
     batch = 1 if segments is None else jax.tree.leaves(segments)[0].shape[0]
+    if bias is not None:
+        arguments.match(CORE, {}, bias=(bias, 'b h t s'))
+        arguments.check_floating(CORE, bias=bias)
     batch, heads = (batch, 1) if bias is None else (max(batch, bias.shape[0]), bias.shape[1])
     pair = _segment_pair(segments, {'b': batch, 't': t, 's': s})
     _check_bias(bias, {'b': batch, 'h': heads, 't': t, 's': s})
-    _check_window(window, sinks)
+    window, sinks = _within(window, sinks, {'t': t, 's': s})
     q, k = jnp.zeros((batch, t, heads, 1)), jnp.zeros((batch, s, 1, 1))
     operands = problem.canonical(q, k, k, bias, None, None, pair)
     rule = problem.Rule(Softmax(), 1.0, causal, window, sinks)
     return problem.join_heads(around.key_counts(rule, operands))[..., 0]
 
 
-def _check_window(window: int | None, sinks: int) -> None:
+def _within(window: int | None, sinks: int, sizes: dict[str, int]) -> tuple[int | None, int]:
+    """The window and the sinks, no larger than the rows: positions beyond would not fit into 32 bits."""
     if window is not None and window < 1:
         raise ValueError(f'{CORE}: window is {window}; expected at least 1, or None')
     if sinks < 0 or (sinks > 0 and window is None):
         raise ValueError(
             f'{CORE}: sinks is {sinks} and window {window}; expected no sinks, or a positive number and a window'
         )
+    return None if window is None else min(window, max(sizes['t'], sizes['s'])), min(sinks, sizes['s'])
 
 
 def _segment_pair(

@@ -122,8 +122,14 @@ def _problem(
     key_terms: jax.Array | None,
 ) -> tuple[problem.Rule, problem.Operands]:
     sizes = arguments.match(CORE, {}, q=(q, 'b t h k'), k=(k, 'b s g k'), v=(v, 'b s g v'))
+    arguments.check_channels(CORE, sizes['k'])
     arguments.check_multiple(CORE, 'k', sizes['g'], sizes['h'], 'q')
+    if segments is not None:
+        arguments.match(CORE, sizes, **{'segments[0]': (segments[0], 'b t'), 'segments[1]': (segments[1], 'b s')})
     arguments.match(CORE, sizes, query_terms=(query_terms, 'b t h'), key_terms=(key_terms, 'b s h'))
+    if (query_terms is None) != (key_terms is None):
+        given, lacks = ('key', 'query') if query_terms is None else ('query', 'key')
+        raise ValueError(f'{CORE}: {given}_terms were given without {lacks}_terms; expected both, or neither')
     if not weights.merges:
         raise ValueError(f'{CORE}: the rows of {type(weights).__name__} over some of the keys do not combine')
     operands = problem.canonical(q, k, v, None, None, None, segments)

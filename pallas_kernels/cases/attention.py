@@ -55,6 +55,7 @@ CASES = {
     'more queries': Case(b=1, t=29, s=11, h=2, k=16),
     'window': Case(b=1, t=37, h=2, k=16, window=5),
     'sinks': Case(b=1, t=37, h=2, k=16, window=6, sinks=3),
+    'endless window': Case(b=1, t=9, h=2, k=16, window=2**31, sinks=2**31),
     'two-sided window': Case(b=1, t=31, s=37, h=2, k=16, causal=False, window=4),
     'packed': Case(b=2, t=37, h=2, k=16, documents=drawing.PACKED_37),
     'two packings': Case(
@@ -138,6 +139,7 @@ KERNEL = (
     'more keys',
     'more queries',
     'sinks',
+    'endless window',
     'two-sided window',
     'packed',
     'two packings',

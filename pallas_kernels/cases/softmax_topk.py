@@ -37,11 +37,12 @@ CASES = {
     'ties': Case((5, 300), k=9, spacing=0.5),
     'all alike': Case((3, 67), k=4, spacing=100.0),
     'minus infinity': Case((5, 17), k=16, hidden=True),
+    'minus infinity, many': Case((5, 40), k=36, hidden=True),
     'large scores': Case((7, 150), k=3, offset=1e4),
     'long': Case((3, 9001), k=6),
     'long ties': Case((5, 9001), k=40, spacing=2.0, hidden=True),
 }
-KERNEL = ('all', 'batch', 'many', 'all alike', 'minus infinity', 'large scores', 'long ties')
+KERNEL = ('all', 'batch', 'many', 'all alike', 'minus infinity', 'minus infinity, many', 'large scores', 'long ties')
 
 
 def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:

@@ -46,7 +46,9 @@ def linear_attention_sums(
       NotImplementedError: for a named implementation that cannot serve the call.
     """
     arguments.match(CORE, {}, q=(q, 'b t h k'), k=(k, 'b t g k'))
-    heads = max(q.shape[2], k.shape[2], 1 if log_decay is None else log_decay.shape[min(2, log_decay.ndim - 1)])
+    # Of other ranks, which are no decays, `canonical` says so.
+    own = log_decay.shape[min(2, log_decay.ndim - 1)] if log_decay is not None and log_decay.ndim in (1, 3, 4) else 1
+    heads = max(q.shape[2], k.shape[2], own)
     column = None if state is None else state[..., None]
     # A value of one channel has all heads, and is not looked at.
     ones = jnp.ones((*q.shape[:2], heads, 1), k.dtype)

@@ -62,6 +62,8 @@ def selective_scan(
     )
     arguments.check_floating(CORE, x=x, dt=dt, A=A, B=B, C=C, D=D, state=state)
     arguments.check_integer(CORE, segments=segments)
+    if sizes['n'] == 0:
+        raise ValueError(f'{CORE}: A has 0 states a channel; expected at least 1')
 
     dtype = precision.accumulator(x, dt, A, B, C, D, state)
     if state is None:

@@ -45,8 +45,8 @@ def _sweep(here: Target, x: jax.Array, k: int) -> vjp.Largest:
 def _tiles(here: Target, x: jax.Array, k: int) -> list[jax.Array]:
     """The scores and indices of the largest of each tile, `n tiles w`; number k of the scores is the tile's sum."""
     n, o = x.shape
-    # A row for each warp, and an entry for each of its threads.
-    length, width = max(o, 32), pl.cdiv(k + 1, 32) * 32
+    # A row for each warp, and no tile of fewer columns than are asked for: what fills one is no entry of the row.
+    length, width = max(o, selection.MOST), pl.cdiv(k + 1, 32) * 32
     x = jnp.pad(x, ((0, max(0, 4 - n)), (0, length - o)))
     rows = TiledRows(x.shape[0], length, tiling.softmax_topk_hopper(x.shape[0], length, x.dtype.itemsize))
     kept = TiledRows(x.shape[0], rows.tiles * width, tiling.WarpsTile(rows.tile.rows, width, 1, 1))

@@ -450,7 +450,7 @@ def test_visible_counts(cut, monkeypatch):
     for t, s in ((7, 7), (5, 9), (9, 5), (1, 6)):
         distance = np.arange(t)[:, None] + s - t - np.arange(s)
         for causal in (True, False):
-            for window, sinks in ((None, 0), (1, 0), (3, 0), (3, 2), (4, 20), (20, 1)):
+            for window, sinks in ((None, 0), (1, 0), (3, 0), (3, 2), (4, 20), (20, 1), (2**31 - 1, 2**31)):
                 near = True if window is None else (np.abs(distance) < window) | (np.arange(s) < sinks)
                 expected = (((distance >= 0) | (not causal)) & near).sum(-1)
                 found = visible_counts(t, s, causal=causal, window=window, sinks=sinks)
@@ -569,3 +569,10 @@ def test_differences_of_gates_at_65536_tokens():
         differences, expected = sums[lag:] - sums[:-lag], exact[lag:] - exact[:-lag]
         assert 1e-3 < np.abs(differences - expected).max() < 2e-2
         np.testing.assert_allclose(differences + rest[lag:] - rest[:-lag], expected, atol=2e-6)
+
+
+def test_a_bias_that_attention_refuses_has_no_counts():
+    with pytest.raises(TypeError, match='attention: bias has type bool and shape .*; expected a floating-point type'):
+        visible_counts(4, bias=jnp.zeros((1, 1, 4, 4), bool))
+    with pytest.raises(ValueError, match=r'attention: bias has shape \(4,\); expected'):
+        visible_counts(4, bias=jnp.zeros(4))

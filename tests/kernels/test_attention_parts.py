@@ -1,6 +1,7 @@
 """Attention to the keys in two parts, merged, is attention to all of them."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -33,3 +34,15 @@ def test_two_parts_are_the_whole(weights):
 def test_weights_that_do_not_merge_are_refused():
     with pytest.raises(ValueError, match='the rows of Sparsemax over some of the keys do not combine'):
         attention_part(Q, K, V, weights=Sparsemax(), causal=False)
+
+
+def test_arguments_of_parts_are_checked():
+    q = jnp.ones((1, 4, 2, 8))
+    with pytest.raises(ValueError, match='query_terms were given without key_terms; expected both, or neither'):
+        attention_part(q, q, q, weights=Softmax(), causal=True, query_terms=jnp.zeros((1, 4, 2)))
+    with pytest.raises(ValueError, match='key_terms were given without query_terms; expected both, or neither'):
+        attention_part(q, q, q, weights=Softmax(), causal=True, key_terms=jnp.zeros((1, 4, 2)))
+    with pytest.raises(ValueError, match=r'segments\[1\] has shape \(1, 3\)'):
+        attention_part(q, q, q, weights=Softmax(), causal=True, segments=(jnp.ones((1, 4), int), jnp.ones((1, 3), int)))
+    with pytest.raises(ValueError, match='q and k have 0 channels; expected at least 1'):
+        attention_part(q[..., :0], q[..., :0], q, weights=Softmax(), causal=True)

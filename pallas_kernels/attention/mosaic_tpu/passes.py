@@ -42,8 +42,8 @@ def refusal(here: Target, rule: Rule, operands: Operands) -> str | None:
     if operands.dtype() != jnp.float32:
         return f'it is computed in {operands.dtype()}; expected operands of at most 32 bits'
     call = call_of(here, rule, operands)
-    if 0 in call.sizes.values():
-        return 'there is nothing to compute; expected at least one row, head, query and key'
+    if 0 in (*call.sizes.values(), operands.v.shape[3]):
+        return 'there is nothing to compute; expected at least one row, head, query, key and channel of values'
     pairs = sum(map(len, call.visible()))
     if pairs > LONGEST:
         return f'its queries see {pairs} pairs of tiles; expected at most {LONGEST}, from shorter rows or a window'
