@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab.testing.contract.subject import FEWEST, LENGTH, Subject, full, require
+from attnlab.testing.tolerances import assert_close
 
 
 def check_no_lookahead(subject: Subject) -> None:
@@ -20,7 +21,10 @@ def check_no_lookahead(subject: Subject) -> None:
 
 
 def _check_exchanged(subject: Subject) -> None:
-    """The same of values: choices among tokens, and what is held fixed, have no derivative."""
+    """The same of values, up to rounding: choices among tokens, and what is held fixed, have no derivative.
+
+    By which of two equal forms a core computes a chunk may depend on all of its tokens.
+    """
     middle = LENGTH // 2
     for seed in range(FEWEST):
         x, other = (np.asarray(subject.x(seed=each)) for each in (seed, seed + FEWEST))
@@ -28,7 +32,5 @@ def _check_exchanged(subject: Subject) -> None:
         before, after = (
             np.asarray(subject.apply(subject.params, jnp.asarray(each), full())[0])[:, :middle] for each in (x, moved)
         )
-        require(
-            np.array_equal(before, after),
-            f'no look-ahead: outputs before {middle} depend on the inputs from there on, though no derivative says so',
-        )
+        what = f'no look-ahead: outputs before {middle}, of other inputs from there on'
+        assert_close(after, before, dtype=x.dtype, reduction=LENGTH * subject.dim, what=what)
