@@ -32,7 +32,10 @@ UNROLLED = 4
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """The static parameters of a call; see `pallas_kernels.attention`. `gathers`: all keys at once, in no ring."""
+    """The static parameters of a call; see `pallas_kernels.attention`.
+
+    `gathers`: all keys at once, in no ring. `wide`: the output is not rounded, for a caller that multiplies it first.
+    """
 
     axis: str
     weights: WeightMap
@@ -40,6 +43,7 @@ class Rule:
     causal: bool
     implementation: str | None
     gathers: bool = False
+    wide: bool = False
 
 
 class Floats(NamedTuple):
@@ -212,7 +216,8 @@ def _save(rule: Rule, floats: Floats, known: Known, every: Known | None) -> tupl
         sink = floats.sink_scores.astype(output.dtype)[None, None, None]
         statistics, share, sink_weight = rule.weights.merge_sink(statistics, sink)
         output = output * share[..., None]
-    output = output.astype(floats.v.dtype)
+    if not rule.wide:
+        output = output.astype(floats.v.dtype)
     return output, (floats, known, every, Part(output, statistics), sink_weight)
 
 

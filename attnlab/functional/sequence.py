@@ -11,6 +11,7 @@ around in a ring, or gathers them.
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -358,9 +359,11 @@ def _around(
     if log_forget is not None:
         wide = log_forget.astype(jnp.promote_types(log_forget.dtype, jnp.float32))
         forget, _ = linear_scan(wide, jnp.ones(wide.shape[-1], wide.dtype), segments=segments)
-    output = ring.attention(rule, q, k, v, segments=segments, forget=forget, slopes=slopes, sink_scores=sink_scores)
     after = None if counts is None else rule.weights.output_factor(counts)
-    return output if after is None else (output * after[..., None]).astype(output.dtype)
+    # Rounded only after the factor, which brings it into the range of 16 bits.
+    rule = dataclasses.replace(rule, wide=after is not None)
+    output = ring.attention(rule, q, k, v, segments=segments, forget=forget, slopes=slopes, sink_scores=sink_scores)
+    return output if after is None else (output * after[..., None]).astype(v.dtype)
 
 
 def _counts(batch: int, t: int, causal: bool, segments: Array | None) -> Array:

@@ -22,7 +22,8 @@ def attention(core: Core, rule: Rule, operands: Operands, extras: Extras) -> jax
         operands = operands.replace(q=(operands.q * factor).astype(operands.q.dtype))
     output = core(rule, operands, extras.sink_scores)
     after = None if counts is None else rule.weights.output_factor(counts)
-    return output if after is None else (output * after).astype(output.dtype)
+    # Only now is it rounded: the factor brings it into the range of 16 bits.
+    return output if after is None else (output * after).astype(operands.v.dtype)
 
 
 def query_factor(rule: Rule, extras: Extras, counts: jax.Array | None) -> jax.Array | None:

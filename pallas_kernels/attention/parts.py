@@ -16,7 +16,8 @@ class Part(NamedTuple):
     """What queries read of some of the keys.
 
     Attributes:
-      output: `b t h v`, in the type of the values.
+      output: `b t h v`, in the type of the values, or where the caller has yet to multiply it by a factor of the number
+        of keys that of accumulators, if the form has it so.
       statistics: of the weight map, `b t h` each; `weights.merge` combines those of several parts.
     """
 

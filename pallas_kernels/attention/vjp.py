@@ -16,7 +16,7 @@ class Residuals(NamedTuple):
     """The residuals of the forward pass, besides the operands.
 
     Attributes:
-      output: `b g r t v`, in the type of the values.
+      output: `b g r t v`, in the type `output_type`, or for kernels on Hopper in that of the values.
       statistics: of every row, those of the weight map, `b g r t 1` each.
       companion: the sum of the values by the map's second weights, like the output; `None`: it has none.
       weights: `b g r t s`; `None`: they are computed again.
@@ -80,6 +80,17 @@ def differentiable(forward: Forward, backward: Backward) -> Form:
 
     core.defvjp(save, pull)
     return functools.partial(around.attention, core)
+
+
+def output_type(rule: Rule, operands: Operands) -> jnp.dtype:
+    """The type of the output, which is the values', or if `around` has yet to multiply it that of accumulators.
+
+    In float16 a sum over thousands of keys is out of range where its mean is not.
+    """
+    count = jax.ShapeDtypeStruct((), operands.dtype())
+    if rule.weights.counts_keys and jax.eval_shape(rule.weights.output_factor, count) is not None:
+        return operands.dtype()
+    return operands.v.dtype
 
 
 def deltas(kept: Residuals, doutput: jax.Array) -> tuple[jax.Array, jax.Array | None]:

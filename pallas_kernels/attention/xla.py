@@ -47,7 +47,7 @@ def forward(rule: Rule, operands: Operands, given: Statistics) -> vjp.Residuals:
     else:
         kept = _online(rule, operands)
     companion = None if kept.companion is None else kept.companion.astype(operands.v.dtype)
-    return kept._replace(output=kept.output.astype(operands.v.dtype), companion=companion)
+    return kept._replace(output=kept.output.astype(vjp.output_type(rule, operands)), companion=companion)
 
 
 def backward(rule: Rule, operands: Operands, kept: vjp.Residuals, doutput: jax.Array) -> Operands:

@@ -31,7 +31,7 @@ def refusal(here: Target, hidden: jax.Array, embedding: jax.Array) -> str | None
         return f'hidden has shape {hidden.shape} and embedding {embedding.shape}; expected arrays with entries'
     if dtype.itemsize > 4:
         return f'logits are computed in {dtype}; expected arguments of at most float32'
-    if tiling.cross_entropy_tpu(n, d, o, dtype.itemsize) is None:
+    if tiling.cross_entropy_tpu(n, d, o, _factor_type(hidden, embedding).itemsize) is None:
         return f'd is {d}, and VMEM cannot hold two tiles of 128 rows; expected less'
     return None
 
@@ -116,7 +116,7 @@ def _gradients(
 
 def _cut(soft_cap: float | None, hidden: jax.Array, embedding: jax.Array) -> tuple[Plan, tuple[jax.Array, jax.Array]]:
     """The plan, and both matrices in one type padded with zeros to whole tiles."""
-    dtype = jnp.result_type(hidden, embedding)
+    dtype = _factor_type(hidden, embedding)
     (n, d), o = hidden.shape, embedding.shape[0]
     tile = tiling.cross_entropy_tpu(n, d, o, dtype.itemsize)
     assert tile is not None
@@ -126,6 +126,12 @@ def _cut(soft_cap: float | None, hidden: jax.Array, embedding: jax.Array) -> tup
         jnp.pad(embedding.astype(dtype), ((0, plan.classes * tile.classes - o), (0, 0))),
     )
     return plan, matrices
+
+
+def _factor_type(*arrays: jax.Array) -> jnp.dtype:
+    """The type of the factors of a product: there is no matrix unit for other 16-bit numbers than bfloat16."""
+    dtype = jnp.result_type(*arrays)
+    return dtype if dtype == jnp.bfloat16 else jnp.dtype(jnp.float32)
 
 
 def _rows(plan: Plan, *vectors: jax.Array) -> tuple[jax.Array, ...]:
@@ -162,11 +168,23 @@ def _run(
     )(*arrays)
 
 
+def _dot(left: jax.Array, right: jax.Array, over_left: int, over_right: int) -> jax.Array:
+    """The product of two matrices of one type over one dimension of each, summed in float32.
+
+    At default precision a TPU rounds factors of float32 to bfloat16.
+    """
+    return jax.lax.dot_general(
+        left,
+        right,
+        (((over_left,), (over_right,)), ((), ())),
+        precision=jax.lax.Precision.HIGHEST if left.dtype == jnp.float32 else jax.lax.Precision.DEFAULT,
+        preferred_element_type=jnp.float32,
+    )
+
+
 def _logits(plan: Plan, hidden: Any, embedding: Any) -> tuple[jax.Array, jax.Array, jax.Array | float]:
     """The logits of a tile, classes by tokens, the class of each, and the derivative of the cap."""
-    logits = jax.lax.dot_general(
-        embedding[...], hidden[...], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
-    )
+    logits = _dot(embedding[...], hidden[...], 1, 1)
     logits, slope = vjp.capped(logits, plan.soft_cap)
     first = plan.classes_of(pl.program_id(0), pl.program_id(1)) * plan.tile.classes
     classes = first + jax.lax.broadcasted_iota(jnp.int32, logits.shape, 0)
@@ -201,17 +219,13 @@ def _forward(plan: Plan, hidden: Any, embedding: Any, labels: Any, result: Any, 
 def _hidden_gradients(plan: Plan, hidden: Any, embedding: Any, *refs: Any) -> None:
     *known, result, total = refs
     dlogits = _dlogits(plan, hidden, embedding, vjp.Known(*known))
-    _accumulate(
-        jax.lax.dot_general(dlogits, embedding[...], (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32),
-        result,
-        total,
-    )
+    _accumulate(_dot(dlogits, embedding[...], 0, 0), result, total)
 
 
 def _embedding_gradients(plan: Plan, hidden: Any, embedding: Any, *refs: Any) -> None:
     *known, result, total = refs
     dlogits = _dlogits(plan, hidden, embedding, vjp.Known(*known))
-    _accumulate(jnp.dot(dlogits, hidden[...], preferred_element_type=jnp.float32), result, total)
+    _accumulate(_dot(dlogits, hidden[...], 1, 0), result, total)
 
 
 def _dlogits(plan: Plan, hidden: Any, embedding: Any, known: vjp.Known) -> jax.Array:

@@ -12,7 +12,7 @@ import pytest
 
 from attnlab.functional import cores, sequence
 from attnlab.runs.collectives import exchanges
-from pallas_kernels import ClippedSoftmax, Entmax15, Softmax
+from pallas_kernels import ClippedSoftmax, Entmax15, Relu, Softmax
 from tests.functional import divided
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -50,6 +50,14 @@ def test_two_devices_agree_with_one(name):
 @pytest.mark.parametrize('name', nightly(divided.CALLS | divided.RINGS))
 def test_time_over_two_devices_agrees_with_one(name):
     divided.check(name, divided.mesh(sequence=2))
+
+
+def test_a_ring_divides_sums_beyond_the_range_of_float16_before_it_rounds_them():
+    q, v = jnp.ones((1, 16, 1, 4), jnp.float16), jnp.full((1, 16, 1, 4), 8192, jnp.float16)
+    read = functools.partial(cores.attention, weights=Relu(), scale=0.5)
+    output = divided.compiled(read, divided.mesh(sequence=2))(q, q, v)
+    assert output.dtype == jnp.float16
+    np.testing.assert_array_equal(output, 16384.0)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from jax.experimental import checkify
 
 from attnlab.testing.contract import compare_with_differences
 from attnlab.testing.noise import noise
+from attnlab.testing.tolerances import assert_close
 from pallas_kernels import (
     AdaptiveSoftmax,
     ClippedSoftmax,
@@ -231,6 +232,30 @@ def test_a_query_that_sees_nothing_reads_zeros_and_passes_no_gradient(hidden_by,
         assert dq[:, ~blind].any()
         assert dv.any()
         assert all(np.isfinite(array).all() for array in (output, dq, dk, dv))
+
+
+def test_scores_below_all_others_weigh_nothing(path):
+    """The lowest number as a mask is no minus infinity, and queries that see nothing else read zeros in every form."""
+    case, call = cases.CASES['prime'], cases.call('prime')
+    bias = jnp.zeros((1, 1, case.t, 1)).at[:, :, 9].set(-jnp.inf).at[:, :, 20].set(jnp.finfo(jnp.float32).min)
+    found = {}
+    for form in ('reference', 'xla'):
+        output, pull = jax.vjp(lambda arrays: attention(**arrays, bias=bias, implementation=form), call.arrays)  # noqa: B023
+        found[form] = {'output': output} | pull(noise(*output.shape))[0]
+        assert not output[:, [9, 20]].any()
+        assert not found[form]['q'][:, [9, 20]].any()
+    for what, expected in found['reference'].items():
+        assert_close(found['xla'][what], expected, dtype=jnp.float32, reduction=2 * case.t, what=what)
+
+
+@pytest.mark.parametrize(('keys', 'key', 'value', 'expected'), [(4096, 4.0, 10.0, 80.0), (600, 4.0, 20.0, 160.0)])
+@pytest.mark.parametrize('path', ['kept', 'blocks'], indirect=True)
+def test_means_are_within_the_range_of_float16_where_sums_are_not(keys, key, value, expected, path):
+    q, k, v = (jnp.full((1, n, 1, 4), x, jnp.float16) for n, x in ((1, 1.0), (keys, key), (keys, value)))
+    for form in ('reference', 'xla'):
+        output = attention(q, k, v, weights=Relu(), causal=False, implementation=form)
+        assert output.dtype == jnp.float16
+        np.testing.assert_array_equal(output, expected)
 
 
 def test_no_keys_at_all():

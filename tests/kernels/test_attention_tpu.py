@@ -67,6 +67,14 @@ def test_the_gradient_of_a_bias_is_summed_where_it_does_not_vary(shape, comparis
     check(comparison, 'prime', Call(call.arrays | {'bias': bias}, call.options), f'bias {shape}')
 
 
+def test_means_are_within_the_range_of_float16_where_sums_are_not():
+    q, k, v = (jnp.full((1, n, 1, 16), x, jnp.float16) for n, x in ((1, 1.0), (60, 100.0), (60, 40.0)))
+    with target.compiling_for(target.interpreted('mosaic_tpu')):
+        output = attention(q, k, v, weights=maps.Relu(), causal=False, implementation='mosaic_tpu')
+    assert output.dtype == jnp.float16
+    np.testing.assert_array_equal(output, 16000.0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     'dtypes', [('float16',) * 3, ('bfloat16', 'float32', 'bfloat16'), ('float32', 'bfloat16', 'float16')]

@@ -274,6 +274,39 @@ def test_kernels_refuse_what_they_cannot_serve():
             served(implementation, hidden=jnp.zeros((4, 0), jnp.bfloat16), embedding=jnp.zeros((5, 0), jnp.bfloat16))
 
 
+def products(jaxpr):
+    """The products of matrices of a program, those within its kernels too."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == 'dot_general':
+            yield equation
+        for inner in jax.tree.leaves(tuple(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, 'jaxpr')):
+            # Closed programs hold another, and kernels are open ones.
+            inner = getattr(inner, 'jaxpr', inner)
+            if hasattr(inner, 'eqns'):
+                yield from products(inner)
+
+
+@pytest.mark.parametrize(
+    ('dtype', 'factors', 'precision'),
+    [
+        ('float32', 'float32', jax.lax.Precision.HIGHEST),
+        ('float16', 'float32', jax.lax.Precision.HIGHEST),
+        ('bfloat16', 'bfloat16', jax.lax.Precision.DEFAULT),
+    ],
+)
+def test_products_on_a_tpu_keep_the_digits_of_their_factors(dtype, factors, precision):
+    """The matrix units take bfloat16 alone: at default precision they round float32 to it."""
+    call = cases.call('both', dtype)
+    with target.compiling_for(target.TPU_V5E), jax.default_matmul_precision(None):
+        gradients = jax.grad(lambda arrays: cross_entropy(**arrays, **call.options, implementation='mosaic_tpu').sum())
+        found = list(products(jax.make_jaxpr(gradients)(call.arrays).jaxpr))
+    # The logits in three kernels, and the gradients of both matrices.
+    assert len(found) == 5
+    for product in found:
+        assert {str(factor.aval.dtype) for factor in product.invars} == {factors}
+        assert product.params['precision'] == (precision, precision)
+
+
 def test_types_may_differ(comparison):
     call = cases.call('both')
     call = Call(call.arrays | {'hidden': call.arrays['hidden'].astype(jnp.bfloat16)}, call.options)

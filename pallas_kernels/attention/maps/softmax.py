@@ -67,11 +67,13 @@ class Softmax(WeightMap):
         return row(scores, visible)
 
     def dense(self, block: Block) -> tuple[jax.Array, Statistics]:
-        # In this form XLA on CPU fuses it into one operation; with another select it does not.
-        seen = jnp.where(block.visible, block.scores, HIDDEN)
-        pivot = jnp.max(seen, axis=-1, keepdims=True)
+        # In this form XLA on CPU fuses it into one operation; with another select it does not. Hidden keys are below
+        # the least pivot, so that they weigh nothing even where every visible score is below it, too.
+        seen = jnp.where(block.visible, block.scores, 2 * HIDDEN)
+        pivot = jnp.max(seen, axis=-1, keepdims=True, initial=HIDDEN)
         numerators = jnp.exp(seen - pivot)
-        denominator = jnp.sum(numerators, axis=-1, keepdims=True)
+        # The largest numerator is one, unless all are zero; XLA joins a maximum to the sum, but not a select.
+        denominator = jnp.maximum(jnp.sum(numerators, axis=-1, keepdims=True), 1)
         return numerators / denominator, (pivot, 1 / denominator)
 
     def highest(self, block: Block, largest: Callable[[jax.Array], jax.Array]) -> jax.Array:

@@ -16,7 +16,7 @@ from jax._src.lib import cuda_versions
 
 from pallas_kernels import tiling, tuning
 from pallas_kernels.attention import vjp
-from pallas_kernels.attention.maps import Statistics
+from pallas_kernels.attention.maps import Relu, SquaredRelu, Statistics
 from pallas_kernels.attention.mosaic_gpu import output_sm90, sm90
 from pallas_kernels.attention.mosaic_gpu.key_gradients_sm90 import KeyGradients, key_gradients
 from pallas_kernels.attention.mosaic_gpu.known import Known
@@ -25,6 +25,9 @@ from pallas_kernels.attention.mosaic_gpu.sm90 import PAD, Arrays, Call
 from pallas_kernels.attention.problem import Operands, Rule, join_heads, split_heads
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.target import Target
+
+UNBOUNDED = (Relu, SquaredRelu)
+"""The maps whose weights, which kernels round to the type of the values, may be of any size."""
 
 CHANNELS = 64
 """Channels are padded to a multiple of it, 128 bytes of shared memory."""
@@ -50,6 +53,11 @@ def refusal(here: Target, rule: Rule, operands: Operands) -> str | None:
         return (
             f'q, k and v have type {", ".join(sorted(types))}; expected bfloat16 or float16 alike, since products of '
             'float32 would keep 10 bits'
+        )
+    if types == {'float16'} and isinstance(rule.weights, UNBOUNDED):
+        return (
+            f'q, k and v have type float16 and the weights are {type(rule.weights).__name__}, which have no bound; '
+            'expected bfloat16, since weights and their sums may be above 65504'
         )
     if operands.dtype() != jnp.float32:
         return f'the call is computed in {operands.dtype()}; expected float32'

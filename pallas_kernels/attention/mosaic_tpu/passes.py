@@ -60,12 +60,12 @@ def forward(here: Target, rule: Rule, operands: Operands, given: Statistics) -> 
     else:
         found = follow(call, inputs)
         statistics = tuple(_time_last_but_one(call, found[name]) for name in named(rule.weights.statistics))
-    weighed = [
-        _time_last_but_one(call, found[name])[..., :v].astype(operands.v.dtype)
-        for name in ('output', 'companion')
-        if name in found
-    ]
-    return vjp.Residuals(weighed[0], statistics, *weighed[1:])
+    weighed = {
+        name: _time_last_but_one(call, found[name])[..., :v] for name in ('output', 'companion') if name in found
+    }
+    output = weighed['output'].astype(vjp.output_type(rule, operands))
+    companion = weighed['companion'].astype(operands.v.dtype) if 'companion' in weighed else None
+    return vjp.Residuals(output, statistics, companion)
 
 
 def backward(here: Target, rule: Rule, operands: Operands, kept: vjp.Residuals, doutput: jax.Array) -> Operands:
