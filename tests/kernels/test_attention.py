@@ -597,7 +597,7 @@ def test_differences_of_gates_at_65536_tokens():
 
 
 def test_a_bias_that_attention_refuses_has_no_counts():
-    with pytest.raises(TypeError, match='attention: bias has type bool and shape .*; expected a floating-point type'):
+    with pytest.raises(TypeError, match=r'attention: bias has type bool and shape .*; expected a floating-point type'):
         visible_counts(4, bias=jnp.zeros((1, 1, 4, 4), bool))
     with pytest.raises(ValueError, match=r'attention: bias has shape \(4,\); expected'):
         visible_counts(4, bias=jnp.zeros(4))

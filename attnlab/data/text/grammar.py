@@ -4,7 +4,7 @@ import functools
 import math
 import types
 from collections import defaultdict
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -210,7 +210,7 @@ class Derivable:
     long as it may be are single bytes where they must be.
     """
 
-    counts = 'bytes'
+    counts: Literal['tokens', 'bytes'] = 'bytes'
 
     def __init__(self, grammar: Grammar, tokenizer: Tokenizer):
         self._grammar = grammar

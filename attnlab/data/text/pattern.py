@@ -6,6 +6,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterable
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Int, UInt8
@@ -58,7 +59,7 @@ class Matching:
     A token is one step of its bytes. How many tokens are still needed is found for every place when it is first asked.
     """
 
-    counts = 'tokens'
+    counts: Literal['tokens', 'bytes'] = 'tokens'
 
     def __init__(self, pattern: Pattern, tokenizer: Tokenizer):
         self._pattern = pattern
