@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attnlab.data.long_range.drawn import Drawn
-from attnlab.data.pipeline import Varied, batches
+from attnlab.data.pipeline import Varied, batches, spread
 from attnlab.data.vision.augment import Augmentation, Flip, Mixup
 from attnlab.data.vision.shapes import Count
 from attnlab.errors import UserError
