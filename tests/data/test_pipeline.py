@@ -200,17 +200,22 @@ if __name__ == '__main__':
 """
 
 
+def started(folder, text):
+    """The process of a program, whose first line is the numbers of its workers."""
+    program = folder / 'program.py'
+    program.write_text(text)
+    environment = os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parents[2])}
+    pipes = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.PIPE)
+    return subprocess.Popen([sys.executable, program], env=environment, text=True, **pipes)
+
+
 ASKED = KILLED.replace('input()', 'input(), print(sum(len(next(stream)["tokens"]) for _ in range(40)))')
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
 def test_worker_processes_that_are_asked_to_stop_go_on_until_the_parent_ends_them(tmp_path, number):
-    program = tmp_path / 'program.py'
-    program.write_text(ASKED)
-    environment = os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parents[2])}
-    pipes = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE}
-    with subprocess.Popen([sys.executable, program], env=environment, text=True, **pipes) as process:
+    with started(tmp_path, ASKED) as process:
         workers = [int(pid) for pid in process.stdout.readline().split()]
         for pid in filter(alive, workers):
             os.kill(pid, number)
@@ -224,11 +229,7 @@ def test_worker_processes_that_are_asked_to_stop_go_on_until_the_parent_ends_the
 
 @pytest.mark.slow
 def test_worker_processes_end_with_a_parent_that_is_killed(tmp_path):
-    program = tmp_path / 'program.py'
-    program.write_text(KILLED)
-    environment = os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parents[2])}
-    pipes = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE, 'stderr': subprocess.DEVNULL}
-    with subprocess.Popen([sys.executable, program], env=environment, text=True, **pipes) as process:
+    with started(tmp_path, KILLED) as process:
         workers = [int(pid) for pid in process.stdout.readline().split()]
         assert workers and all(map(alive, workers))
         process.kill()
