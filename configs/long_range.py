@@ -7,8 +7,8 @@ and needs no preparation: short expressions, small images, and the data availabl
 `offline`) and `authorship`. `size=full` has widths, depths and training of the recipe's own paper where `PUBLISHED` has
 them (s4, s4d, s5, lru, hgrn, mega, seqboat, mha), and those of S4, with a channel mixer in every layer, for others; its
 data are prepared once by `attnlab data prepare NAME`. Norms are those of all recipes (root mean square, before the
-mixer), the schedule ends at a tenth of its peak unless it is linear, and gradients, betas and weight decay of norms are
-attnlab's.
+mixer), the schedule ends at a tenth of its peak unless it is linear, and gradients, betas and weight decay of norms and
+biases are attnlab's.
 
 `protocol` is `scratch`, or `pretrain`, to predict the inputs themselves, and then `finetune`, from the parameters of
 the run that was pretrained, `run=` (Amos et al. 2024, https://arxiv.org/abs/2310.02980); `config.start` says
@@ -179,13 +179,13 @@ def _plain(hidden: int, activation: str) -> dict[str, Any]:
     return {'mlp': partial(spec, MLP, hidden=hidden, activation=activation)}
 
 
-OUTPUTS_DECAY = (Override('*/system/C*'),)
-"""Outputs of systems have the weight decay of matrices."""
-STEPS_AT_PEAK = (*OUTPUTS_DECAY, Override('*/log_step', weight_decay=0.0))
+READS_DECAY = (Override('*/system/C*'), Override('*/D'))
+"""Outputs of systems, and what passes them by, have the weight decay of matrices."""
+STEPS_AT_PEAK = (*READS_DECAY, Override('*/log_step', weight_decay=0.0))
 """Steps of time, too, are trained at the rate of the rest, other time scales at `dynamics_lr`."""
 
 
-def _s4(overrides: tuple[Override, ...] = OUTPUTS_DECAY, **system: Any) -> dict[str, Any]:
+def _s4(overrides: tuple[Override, ...] = READS_DECAY, **system: Any) -> dict[str, Any]:
     sizes = {f'system.{name}': value for name, value in system.items()}
     return {'sizes': sizes, 'overrides': overrides, **ALONE}
 
@@ -193,7 +193,7 @@ def _s4(overrides: tuple[Override, ...] = OUTPUTS_DECAY, **system: Any) -> dict[
 def _s5(
     state: int,
     blocks: int,
-    overrides: tuple[Override, ...] = OUTPUTS_DECAY,
+    overrides: tuple[Override, ...] = READS_DECAY,
     *,
     multiplied: str = 'activated',
     **system: Any,
@@ -250,19 +250,19 @@ PUBLISHED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     's5': {
         'listops': dict(
             steps=76_800, batch_size=50, peak_lr=3e-3, weight_decay=0.04, warmup=1_920.0,
-            **_s5(16, 8, (*OUTPUTS_DECAY, Override('*/system/B')), outputs='map', multiplied='given'),
+            **_s5(16, 8, (*READS_DECAY, Override('*/system/B')), outputs='map', multiplied='given'),
         ),
         'imdb': dict(
             steps=17_500, batch_size=50, peak_lr=4e-3, weight_decay=0.07, dropout=0.1, warmup=0.0,
-            **_s5(192, 12, (*OUTPUTS_DECAY, Override('*/log_step')), outputs='map', multiplied='given'),
+            **_s5(192, 12, (*READS_DECAY, Override('*/log_step')), outputs='map', multiplied='given'),
         ),
         'aan': dict(
             steps=92_000, batch_size=32, peak_lr=2e-3, dim=128, weight_decay=0.05, warmup=0.05,
-            **_s5(256, 16, (*OUTPUTS_DECAY, Override('*/log_step'))),
+            **_s5(256, 16, (*READS_DECAY, Override('*/log_step'))),
         ),
         'cifar10': dict(
             steps=225_000, batch_size=50, peak_lr=4.5e-3, weight_decay=0.07, dropout=0.1, warmup=900.0,
-            **_s5(384, 3, (*OUTPUTS_DECAY, Override('*/system/B')), outputs='map', greatest=-1e-4),
+            **_s5(384, 3, (*READS_DECAY, Override('*/system/B')), outputs='map', greatest=-1e-4),
         ),
         'pathfinder': dict(
             steps=500_000, batch_size=64, peak_lr=4.5e-3, dynamics_lr=9e-4, dim=192, weight_decay=0.03, dropout=0.05,
@@ -271,7 +271,7 @@ PUBLISHED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         'pathfinder128': dict(
             steps=375_000, batch_size=32, peak_lr=1.8e-3, dynamics_lr=6e-4, dim=128, weight_decay=0.06,
             warmup=5_000.0,
-            **_s5(256, 16, (*OUTPUTS_DECAY, Override('*/system/B', lr=1 / 3)), outputs='modes', low=1e-4),
+            **_s5(256, 16, (*READS_DECAY, Override('*/system/B', lr=1 / 3)), outputs='modes', low=1e-4),
         ),
         'speech_commands': dict(
             steps=212_000, batch_size=16, peak_lr=8e-3, dynamics_lr=2e-3, dim=96, weight_decay=0.04, dropout=0.1,

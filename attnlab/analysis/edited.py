@@ -117,7 +117,7 @@ def edit_run(
 ) -> tuple[float, float]:
     """Writes a run that answers otherwise, and returns the probability of the answer before and after.
 
-    Keys that should be mapped as before are those of the first `rows` rows of training, without padding. What is
+    Keys that should be mapped as before are those of `rows` rows all over training, without padding. What is
     written is evaluated as the run was in training. Raises `UserError` for a model without layers, one that reads no
     tokens, a place without one last map, and a folder that holds a run.
     """

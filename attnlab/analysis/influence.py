@@ -16,10 +16,11 @@ from attnlab.analysis.question import Question
 from attnlab.errors import UserError
 from attnlab.quantize.feedback import Moments, Watched
 from attnlab.quantize.layers import replace_maps
-from attnlab.quantize.rows import tell, training_rows
+from attnlab.quantize.told import tell
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
 from attnlab.tasks.task import Batch
+from attnlab.train.rows import places_of, rows_of
 
 SHOWN = 8
 """Rows of training that are printed for the loss, those that lower it most."""
@@ -199,7 +200,7 @@ def measured(loaded: Loaded, asked: Sequence[Batch], trained: Sequence[Batch], d
 
 
 def analyse_influence(question: Question, printer: Printer, trained: int, *, damping: float = 0.1) -> Influence:
-    """How the first `trained` rows of training bear on the loss of rows of a split.
+    """How `trained` rows all over training bear on the loss of rows of a split.
 
     Writes `analysis/<step>-influence.json`. Raises `UserError` for rows that do not exist, fewer than two of training,
     and maps of few bits.
@@ -207,15 +208,16 @@ def analyse_influence(question: Question, printer: Printer, trained: int, *, dam
     if trained < 2:
         raise UserError(f'--influence is {trained}; rows of training are compared, so there must be two or more')
     loaded = question.loaded
-    found = measured(loaded, question.batches(), training_rows(loaded.setup, trained), damping)
+    places = places_of(loaded.setup, 'train', trained)
+    found = measured(loaded, question.batches(), rows_of(loaded.setup, 'train', trained), damping)
     record = question.record() | {'trained_rows': trained, 'damping': damping}
-    numbers = {'agreement': found.agreement}
+    numbers: dict[str, Any] = {'agreement': found.agreement, 'trained': places}
     numbers |= {'by_curvature': found.by_curvature.tolist(), 'by_gradient': found.by_gradient.tolist()}
-    question.report(printer, '-influence', record, numbers, (_table(found, question.title),))
+    question.report(printer, '-influence', record, numbers, (_table(found, places, question.title),))
     return found
 
 
-def _table(found: Influence, title: str) -> Table:
+def _table(found: Influence, places: Sequence[int], title: str) -> Table:
     mean, plain = found.by_curvature.mean(axis=0), found.by_gradient.mean(axis=0)
     order = np.argsort(-mean)[:SHOWN]
     short = digits('.4g')
@@ -224,7 +226,7 @@ def _table(found: Influence, title: str) -> Table:
         Column('influence', short, True),
         Column('of gradients', short, True),
     ]
-    lines = [(int(row), float(mean[row]), float(plain[row])) for row in order]
+    lines = [(places[row], float(mean[row]), float(plain[row])) for row in order]
     return Table(
         'influence', columns, lines, f'{title}: rows that lower the loss most; ranks agree by {found.agreement:.2f}'
     )

@@ -12,13 +12,14 @@ from jaxtyping import Float, Int
 from scipy.special import logsumexp
 
 from attnlab.analysis.prediction import predictions
-from attnlab.analysis.question import Question, first_rows
+from attnlab.analysis.question import Question
 from attnlab.config import choose
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
 from attnlab.tasks.task import Batch, Task
+from attnlab.train.rows import rows_of
 
 SHARES = (0.05, 0.25, 0.5)
 """Of the neighbours in the mixture that are tried; 0.25 is the paper's."""
@@ -126,7 +127,7 @@ def analyse_neighbours(
     choose(KEYS, 'keys', keys)
     if question.split == 'train':
         raise UserError('the split is train, whose hidden states are stored: every query would find itself')
-    stored = compared(question.loaded, first_rows(question.loaded, 'train', stored_rows), (keys,))
+    stored = compared(question.loaded, rows_of(question.loaded.setup, 'train', stored_rows), (keys,))
     queries = compared(question.loaded, question.batches(), (keys,))
     examined = examine(
         stored.states[keys], stored.targets, queries.states[keys], queries.targets, queries.losses, count

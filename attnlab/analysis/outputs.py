@@ -11,11 +11,11 @@ from jaxtyping import Bool, Float, Int, Shaped
 
 from attnlab.analysis import odin, scores
 from attnlab.analysis.prediction import what_is_asked
-from attnlab.data.pipeline import spread
 from attnlab.errors import UserError
 from attnlab.runs.loading import Loaded
 from attnlab.tasks.long_range import Classification
 from attnlab.tasks.task import Task
+from attnlab.train.rows import rows_of
 
 AT_ONCE = 32
 """Predictions of a call, in whole rows."""
@@ -214,7 +214,4 @@ def stacked(loaded: Loaded, split: str, count: int | None, least: int) -> dict[s
         count = min(len(source), int(np.clip(PREDICTIONS // max(task.example(length)[task.labels].size, 1), *ROWS)))
     if count < least:
         raise UserError(f'rows is {count} of the {split} split; there must be at least {least}')
-    if count > len(source):
-        raise UserError(f'rows is {count}; the {split} split has {len(source)} rows')
-    rows = [source[place] for place in spread(len(source), count)]
-    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    return rows_of(loaded.setup, split, count, at_once=count)[0]

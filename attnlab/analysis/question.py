@@ -11,11 +11,12 @@ from attnlab.models.predictor import Stacked
 from attnlab.runs.loading import Loaded, load_checked
 from attnlab.tables import Printer, Table
 from attnlab.tasks.task import Batch
+from attnlab.train.rows import rows_of
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A checkpoint of a run, and the first rows of a split of its task.
+    """A checkpoint of a run, and rows all over a split of its task.
 
     Attributes:
       workdir: the folder of the run.
@@ -63,7 +64,7 @@ class Question:
 
     def batches(self) -> list[Batch]:
         """The rows, each as one batch. Raises `UserError` for a split that does not exist, or with fewer rows."""
-        return first_rows(self.loaded, self.split, self.rows)
+        return rows_of(self.loaded.setup, self.split, self.rows)
 
     def check_layers(self, clause: str = 'which has no layers to look into') -> None:
         """Raises `UserError`, which ends in `clause`, for a model without a stack of layers."""
@@ -102,11 +103,3 @@ class Question:
         for table in tables:
             printer.table(table)
         printer.line(f'written: {", ".join(map(str, written))}')
-
-
-def first_rows(loaded: Loaded, split: str, count: int) -> list[Batch]:
-    """The first rows of a split, each as one batch. Raises `UserError` for a split that does not exist, or fewer."""
-    source = loaded.setup.task.source(split, loaded.setup.length)
-    if count > len(source):
-        raise UserError(f'rows is {count}; the {split} split has {len(source)} rows of {loaded.setup.length}')
-    return [{name: array[None] for name, array in source[index].items()} for index in range(count)]

@@ -128,6 +128,7 @@ class Uncertainty:
       conformal: the level asked for, the threshold, coverage and mean size of sets.
       detection: by kind of changed input and score, the probability that a prediction scores above one of a changed
         row; where rows hold several, also that a whole row does.
+      false_positives: likewise, the share of changed rows that pass where 95 % of the others do.
       left_out: by score, why there is none.
       odin_step: of ODIN, in standard deviations of inputs or embeddings, chosen on the split that scores are fitted to;
         `None` without one.
@@ -146,6 +147,7 @@ class Uncertainty:
     selective: Mapping[str, Mapping[str, float]]
     conformal: Mapping[str, float]
     detection: Mapping[str, Mapping[str, float]]
+    false_positives: Mapping[str, Mapping[str, float]]
     left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
     odin_step: float | None = None
     risk: Risk | None = None
@@ -398,6 +400,7 @@ def examined(
         return found if relative is None else {**found, 'relative': relative.score(outputs.logits)}
 
     inside = scores_of(tested)
+    pairs = _pairs(scored, scores_of, tested, others)
     left_out = dict(scored.left_out)
     if relative is None:
         left_out['relative'] = f'answers of rows that choose are all {"right" if chosen.right.all() else "wrong"}'
@@ -416,29 +419,37 @@ def examined(
             'mean size': float(np.mean(np.sum(sets, axis=1))),
             'threshold': threshold,
         },
-        detection=_told(scored, scores_of, tested, others),
+        detection=_by_kind(pairs, scores.auroc),
+        false_positives=_by_kind(pairs, scores.false_positives),
         left_out=left_out,
         odin_step=None if scored.size is None else odin.SIZES[scored.size],
     )
 
 
-def _told(
+ByScore = Mapping[str, Float[np.ndarray, 'b']]
+
+
+def _pairs(
     scored: Scores,
     scores_of: Callable[[Outputs], dict[str, np.ndarray]],
     tested: Outputs,
     others: Mapping[str, Outputs],
-) -> dict[str, dict[str, float]]:
-    """By kind of change and score, the probability of scoring above what was changed; of rows too if these differ."""
-    inside: Mapping[str, np.ndarray] = scores_of(tested)
+) -> dict[str, tuple[ByScore, ByScore]]:
+    """By kind of change, the scores of predictions and of what was changed; of rows too if these differ."""
+    inside: ByScore = scores_of(tested)
     found = {}
     for kind, each in others.items():
-        outside: Mapping[str, np.ndarray] = scores_of(each)
-        pairs = {kind: (inside, outside)}
+        outside: ByScore = scores_of(each)
+        found[kind] = inside, outside
         if tested.groups is not None:
-            pairs[f'{kind}{OF_ROWS}'] = scored.of_rows(tested, inside), scored.of_rows(each, outside)
-        for title, (ours, theirs) in pairs.items():
-            found[title] = {name: scores.auroc(ours[name], theirs[name]) for name in ours}
+            found[f'{kind}{OF_ROWS}'] = scored.of_rows(tested, inside), scored.of_rows(each, outside)
     return found
+
+
+def _by_kind(
+    pairs: Mapping[str, tuple[ByScore, ByScore]], measure: Callable[[np.ndarray, np.ndarray], float]
+) -> dict[str, dict[str, float]]:
+    return {kind: {name: measure(ours[name], theirs[name]) for name in ours} for kind, (ours, theirs) in pairs.items()}
 
 
 def _mixed(right: Bool[np.ndarray, 'b']) -> bool:
@@ -507,15 +518,17 @@ def tables(found: Uncertainty, title: str) -> Iterator[Table]:
         yield judged_table(found.of_itself)
     if found.left_out:
         yield table('left out', [Column('score'), Column('because')], list(found.left_out.items()), 'left out')
-    kinds = list(found.detection)
-    if not kinds:
-        return
-    yield table(
-        'detection',
-        [Column('score'), *(Column(kind, four, right=True) for kind in kinds)],
-        [(name, *(found.detection[kind][name] for kind in kinds)) for name in found.selective],
-        'probability of scoring above what was changed',
-    )
+    for name, by_kind, caption in (
+        ('detection', found.detection, 'probability of scoring above what was changed'),
+        ('false positives', found.false_positives, 'share of what was changed that passes where 95 % of the rest does'),
+    ):
+        if by_kind:
+            yield table(
+                name,
+                [Column('score'), *(Column(kind, four, right=True) for kind in by_kind)],
+                [(score, *(one[score] for one in by_kind.values())) for score in found.selective],
+                caption,
+            )
 
 
 def _risk_table(found: Risk, of_recent: Risk | None) -> Table:

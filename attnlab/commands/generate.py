@@ -10,6 +10,7 @@ from absl import flags
 
 from attnlab.commands.arguments import check_belonging, define_ema, define_run, directory, lines, parsed, start_devices
 from attnlab.errors import UserError
+from attnlab.tables import visible
 
 if TYPE_CHECKING:
     from attnlab.functional.sampling import Sampling
@@ -44,7 +45,7 @@ def main(argv: list[str]) -> int:
     writer = Writer.of(workdir, values.step, values.tokens, ema=values.ema)
     if prompts:
         for prompt, text in zip(prompts, writer.side_by_side(prompts, sampling, values.seed), strict=True):
-            print(f'{prompt}{text}\n---')
+            _print(f'{prompt}{text}\n---\n')
         return 0
     if values.beam:
         said = _searched(values, writer)
@@ -58,12 +59,17 @@ def main(argv: list[str]) -> int:
         said = Said(writer.sampled(values.prompt, sampling, values.seed, values.thoughts))
     for place, piece in enumerate(said.pieces):
         # An error with the prompt or the runs comes before anything is printed.
-        print(values.prompt + piece if place == 0 else piece, end='', flush=True)
-    print()
+        _print(values.prompt + piece if place == 0 else piece)
+    _print('\n')
     note = said.note()
     if note:
         print(note, file=sys.stderr)
     return 0
+
+
+def _print(text: str) -> None:
+    """Prints what a model writes: to a file as it is, to a terminal without what would speak to it."""
+    print(visible(text) if sys.stdout.isatty() else text, end='', flush=True)
 
 
 def _flags() -> flags.FlagValues:

@@ -108,7 +108,7 @@ class Anomalies:
         for place in range(self.count):
             source = Gapped(series, split, setup.length, Grating(place, self.count, self.span), stride=setup.length)
             filled: list[np.ndarray] = []
-            with ordered_batches(source, batch_size=setup.batch_size) as batches:
+            with ordered_batches(source, batch_size=setup.rows_of_part) as batches:
                 for batch in batches:
                     filled += list(np.asarray(program(variables, batch['tokens'])))
             for window in range(len(source)):

@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 
 from attnlab.blocks.block import Block, steps
+from attnlab.data.pipeline import spread
 from attnlab.errors import UserError
 from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.models.layers import entered, layers
@@ -75,9 +76,9 @@ class Loads:
 
 @dataclasses.dataclass(frozen=True)
 class ExpertLoads:
-    """Counts, layer by layer, where the tokens of the first batches of a split are sent.
+    """Counts, layer by layer, where the tokens of batches all over a split are sent.
 
-    Batches are as large as in training, since the room of an expert is a share of the batch.
+    Batches are as large as parts of steps in training, since the room of an expert is a share of those tokens.
 
     Attributes:
       cadence: when to run during training.
@@ -98,21 +99,20 @@ class ExpertLoads:
 
     def load_data(self, setup: Setup) -> None:
         """Loads the split. Raises `UserError` where it is missing or smaller than the batches."""
-        source = setup.task.source(self.split, setup.length)
-        if len(source) < self.batches * setup.batch_size:
+        source, size = setup.task.source(self.split, setup.length), setup.rows_of_part
+        if len(source) < self.batches * size:
             raise UserError(
-                f'ExpertLoads asks for {self.batches} batches of {setup.batch_size}; '
-                f'the {self.split} split has {len(source)} rows'
+                f'ExpertLoads asks for {self.batches} batches of {size}; the {self.split} split has {len(source)} rows'
             )
 
     def evaluate(self, setup: Setup, variables: nnx.State) -> Loads:
         """Returns the counts. Raises `UserError` for a model without experts."""
-        source, size = setup.task.source(self.split, setup.length), setup.batch_size
-        program = _program(setup)
+        source, size = setup.task.source(self.split, setup.length), setup.rows_of_part
+        places, program = spread(len(source), self.batches * size), _program(setup)
         index, count = feed(setup.mesh)
         found: dict[int, list[tuple[np.ndarray, int]]] = {}
         for first in range(0, self.batches * size, size):
-            rows = [source[row] for row in range(first + index, first + size, count)]
+            rows = [source[place] for place in places[first + index : first + size : count]]
             batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
             for layer, routed in jax.device_get(program(variables, setup.place(batch))).items():
                 found.setdefault(layer, []).append(routed)

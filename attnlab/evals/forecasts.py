@@ -178,7 +178,7 @@ def power(rows: Rows) -> Power:
 
 def forecasts(setup: Setup, variables: nnx.State, tokens: Float[np.ndarray, 'n r m']) -> tuple[Rows, ...]:
     """The forecasts of windows, and where the model predicts distributions the ends of the middle 80 %."""
-    size, program = setup.batch_size, _program(setup)
+    size, program = setup.rows_of_part, _program(setup)
     found: list[list[Rows]] = []
     for first in range(0, len(tokens), size):
         batch = tokens[first : first + size]

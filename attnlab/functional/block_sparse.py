@@ -14,7 +14,7 @@ from attnlab.functional.recurrences import document_starts, state_dtype
 from attnlab.typing import Heads, Queries, Segments
 
 CHUNK = 32
-"""The number of queries whose selected keys are in memory at a time; gathered again for the gradient."""
+"""The number of queries whose scores are in memory at a time; computed again for the gradient."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +133,10 @@ def attend_selected(
 
     Slot `i` of the keys holds token `i` of the stream. The selection has no gradient. Scores are computed for `CHUNK`
     queries at a time. Yuan et al. 2025, https://arxiv.org/abs/2502.11089, equations 8 to 12.
+
+    Where the queries of a chunk select fewer tokens, together, than there are, these are gathered, which a step of
+    decoding must; elsewhere all are read once and those not selected hidden, since a gather moves the keys of every
+    query and its gradient scatters them.
     """
     batch, t, heads, _ = q.shape
     groups, dtype = keys.shape[1], state_dtype(q.dtype)
@@ -146,7 +150,7 @@ def attend_selected(
         here = Located(tokens, firsts)
         found = jax.lax.stop_gradient(importance(q, here, compressed, overlap, blocks))
         chosen = _chosen(found, here, blocks)
-        return _attend(q, keys.astype(dtype), values.astype(dtype), here, chosen, blocks)
+        return attend_chosen(q, keys.astype(dtype), values.astype(dtype), here, chosen, blocks)
 
     def pieces(x: Queries) -> Float[Array, 'i b c g r k']:
         x = jnp.pad(x.astype(dtype), ((0, 0), (0, more), (0, 0), (0, 0)))
@@ -172,14 +176,48 @@ def _chosen(importance: Float[Array, 'b g t j'], here: Located, blocks: Blocks) 
     return jax.lax.top_k(jnp.where(number <= own, wanted, -jnp.inf), min(blocks.count, selectable))[1]
 
 
-def _attend(
+def attend_chosen(
     q: Float[Array, 'b t g r k'],
     keys: Float[Array, 'b g s k'],
     values: Float[Array, 'b g s v'],
     here: Located,
     chosen: Int[Array, 'b g t n'],
     blocks: Blocks,
+    *,
+    gathered: bool | None = None,
 ) -> Float[Array, 'b t h v']:
+    """Returns softmax attention to the tokens of chosen blocks, by their numbers; `gathered=None` is the cheaper way."""
+    if gathered is None:
+        gathered = q.shape[1] * chosen.shape[-1] * blocks.size <= keys.shape[2]
+    read = (_gathered if gathered else _masked)(q, keys, values, here, chosen, blocks)
+    return read.reshape(*read.shape[:2], -1, read.shape[-1])
+
+
+def _masked(
+    q: Float[Array, 'b t g r k'],
+    keys: Float[Array, 'b g s k'],
+    values: Float[Array, 'b g s v'],
+    here: Located,
+    chosen: Int[Array, 'b g t n'],
+    blocks: Blocks,
+) -> Float[Array, 'b t g r v']:
+    slots = jnp.arange(keys.shape[2], dtype=jnp.int32)
+    offsets = slots[None, None] - here.firsts[:, :, None]
+    numbers = (offsets // blocks.size)[:, None]
+    seen = functools.reduce(jnp.logical_or, (one[..., None] == numbers for one in jnp.unstack(chosen, axis=-1)))
+    seen &= ((offsets >= 0) & (slots[None] <= here.tokens[:, None])[None])[:, None]
+    scores = jnp.einsum('btgrk,bgsk->bgrts', q, keys) * q.shape[-1] ** -0.5
+    return jnp.einsum('bgrts,bgsv->btgrv', _softmax(scores, seen[:, :, None]), values)
+
+
+def _gathered(
+    q: Float[Array, 'b t g r k'],
+    keys: Float[Array, 'b g s k'],
+    values: Float[Array, 'b g s v'],
+    here: Located,
+    chosen: Int[Array, 'b g t n'],
+    blocks: Blocks,
+) -> Float[Array, 'b t g r v']:
     inside = jnp.arange(blocks.size, dtype=jnp.int32)[None, None, None, None]
     places = here.firsts[:, None, :, None, None] + blocks.size * chosen[..., None] + inside
     places = places.reshape(*chosen.shape[:3], -1)
@@ -187,8 +225,7 @@ def _attend(
     gather = jax.vmap(jax.vmap(functools.partial(jnp.take, axis=0, mode='clip')))
     keys, values = jnp.split(gather(jnp.concatenate([keys, values], axis=-1), places), [keys.shape[-1]], axis=-1)
     scores = jnp.einsum('btgrk,bgtsk->bgrts', q, keys) * q.shape[-1] ** -0.5
-    read = jnp.einsum('bgrts,bgtsv->btgrv', _softmax(scores, seen[:, :, None]), values)
-    return read.reshape(*read.shape[:2], -1, read.shape[-1])
+    return jnp.einsum('bgrts,bgtsv->btgrv', _softmax(scores, seen[:, :, None]), values)
 
 
 def _softmax(scores: Float[Array, 'b g r t s'], seen: Bool[Array, 'b #g 1 t s']) -> Float[Array, 'b g r t s']:

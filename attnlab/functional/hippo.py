@@ -81,10 +81,10 @@ def modes(name: str, states: int) -> Modes:
     return Modes(decay + 1j * turns, vectors.conj().T @ inputs, P @ vectors.conj(), vectors)
 
 
-def diagonal(name: str, states: int, seed: int = 0) -> Modes:
+def diagonal(name: str, states: int) -> Modes:
     """Returns one of `DIAGONALS` as `states / 2` modes, or `states` real ones for 'real'; V is not known but of 'legs'.
 
-    `seed` draws 'random'. Gu et al. 2022, https://arxiv.org/abs/2206.11893.
+    Angular speeds of 'random' are to be drawn, exponentials of normal numbers; here all have the median, 1. Gu et al. 2022, https://arxiv.org/abs/2206.11893.
     Raises `UserError` for another name, or odd `states`.
     """
     _check(name, DIAGONALS, states)
@@ -95,7 +95,7 @@ def diagonal(name: str, states: int, seed: int = 0) -> Modes:
         'lin': np.pi * n,
         'inv': states / np.pi * (states / (2 * n + 1) - 1),
         'quad': (1 + 2 * n) ** 2 / np.pi,
-        'random': np.exp(np.random.default_rng(seed).standard_normal(len(n))),
+        'random': np.ones(len(n)),
     }
     eigenvalues = -1 - np.arange(states) + 0j if name == 'real' else -0.5 - 1j * imaginary[name]
     return Modes(

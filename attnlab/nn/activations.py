@@ -14,7 +14,7 @@ from attnlab.errors import UserError, nearest
 from attnlab.functional.recomputed import recomputed
 from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
-from attnlab.nn.parameter import param
+from attnlab.nn.parameter import param, starting_at
 
 Activation = Callable[[jax.Array], jax.Array]
 
@@ -167,14 +167,7 @@ class PAU(Module):
         above = np.array([0.02996348, 0.61690165, 2.37539147, 3.06608078, 1.52474449, 0.25281987], np.float32)
         below = np.array([1.19160814, 4.40811795, 0.91111034, 0.34885983], np.float32)
         self.above, self.below = (
-            param(
-                lambda _, shape, dtype, start=start: jnp.asarray(start),
-                start.shape,
-                axes=(None,),
-                group='vector',
-                rngs=rngs,
-            )
-            for start in (above, below)
+            param(starting_at(start), start.shape, axes=(None,), group='vector', rngs=rngs) for start in (above, below)
         )
 
     def __call__(self, x: Float[Array, '*b']) -> Float[Array, '*b']:

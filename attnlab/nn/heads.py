@@ -1,6 +1,10 @@
 """How a width divides into heads, and heads into groups that share keys and values."""
 
+from jax import Array
+from jaxtyping import Float
+
 from attnlab.errors import UserError
+from attnlab.typing import Heads
 
 
 def head_channels(dim: int, heads: int, *, instead: str | None = None) -> int:
@@ -19,3 +23,8 @@ def check_groups(heads: int, kv_heads: int) -> None:
     """Raises `UserError` when `kv_heads` is not a divisor of `heads`, so that no equal groups share keys and values."""
     if not 1 <= kv_heads <= heads or heads % kv_heads:
         raise UserError(f'kv_heads is {kv_heads}; it must divide heads, which is {heads}')
+
+
+def by_head(x: Float[Array, 'b t d'], heads: int) -> Heads:
+    """Returns the channels of each of so many heads, `b t h k`; `heads` divides the width."""
+    return x.reshape(*x.shape[:2], heads, -1)

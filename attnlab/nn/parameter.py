@@ -24,6 +24,16 @@ AXES = ('embed', 'heads', 'mlp', 'vocab', 'state', 'experts', None)
 Initializer = Callable[..., jax.Array]
 
 
+def starting_at(value: ArrayLike) -> Initializer:
+    """Every parameter of the shape of `value` starts as `value`."""
+    return lambda key, shape, dtype: jnp.asarray(value, dtype)
+
+
+def uniform_within(bound: float) -> Initializer:
+    """Uniform between minus and plus `bound`."""
+    return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
+
+
 def param(
     initializer: Initializer, shape: Sequence[int], *, axes: Sequence[str | None], group: str = 'matrix', rngs: nnx.Rngs
 ) -> nnx.Param:

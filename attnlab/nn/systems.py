@@ -6,7 +6,6 @@ scales is of the group `dynamics`; outputs C are of the group `vector`, as they 
 
 import abc
 import math
-from collections.abc import Callable
 from collections.abc import Sequence as Shape
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +15,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Complex, Float, Inexact
+from jaxtyping import Bool, Complex, Float, Inexact
 
 from attnlab.errors import UserError
 from attnlab.functional import cores, hippo
@@ -35,7 +34,7 @@ from attnlab.functional.structured import (
     parts,
 )
 from attnlab.module import Module
-from attnlab.nn.parameter import param
+from attnlab.nn.parameter import param, starting_at
 from attnlab.typing import Segments, Sequence
 
 SLOWEST = 1e-4
@@ -117,10 +116,11 @@ class ModalSystem(System):
                 'copies must divide the channels, and the number of starts must divide copies'
             )
         self.state, is_real = state, 'real' in starts
-        found = [self.modes(starts[i % len(starts)], i) for i in range(copies)]
+        found = [self.modes(starts[i % len(starts)]) for i in range(copies)]
         rank = max(len(modes.low_rank) for modes in found)
         padded = [np.pad(modes.low_rank, ((0, rank - len(modes.low_rank)), (0, 0))) for modes in found]
-        self.A_real, self.A_imag = _eigenvalues([modes.eigenvalues for modes in found], is_real, rngs)
+        drawn = np.array([starts[i % len(starts)] == 'random' for i in range(copies)])
+        self.A_real, self.A_imag = _eigenvalues([modes.eigenvalues for modes in found], is_real, drawn, rngs)
         self.B = _constant(np.stack([modes.inputs for modes in found]), is_real, (None, 'state'), 'dynamics', rngs)
         axes = (None, None, 'state')
         self.P = _constant(np.stack(padded, 1), is_real, axes, 'dynamics', rngs) if rank else None
@@ -130,8 +130,11 @@ class ModalSystem(System):
         self.C_later = None if causal else _normal(shape, is_real, along, rngs)
 
     @abc.abstractmethod
-    def modes(self, start: str, copy: int) -> hippo.Modes:
-        """What the modes of a copy start as. Raises `UserError` for an unknown start and an odd state."""
+    def modes(self, start: str) -> hippo.Modes:
+        """What the modes of a copy start as; speeds of 'random' are drawn instead.
+
+        Raises `UserError` for an unknown start and an odd state.
+        """
 
     def continuous(
         self, dtype: DTypeLike
@@ -182,9 +185,9 @@ class DiagonalSystem(ModalSystem):
         super().__init__(dim, state=state, starts=starts, copies=copies, low=low, high=high, causal=causal, rngs=rngs)
         self.method = method
 
-    def modes(self, start: str, copy: int) -> hippo.Modes:
-        """What the modes of a copy start as, without a low rank; those of 'random' differ between copies."""
-        found = hippo.diagonal(start, self.state, seed=copy)
+    def modes(self, start: str) -> hippo.Modes:
+        """What the modes of a copy start as, without a low rank."""
+        found = hippo.diagonal(start, self.state)
         return found._replace(low_rank=found.low_rank[:0])
 
     def __call__(
@@ -289,7 +292,7 @@ class LowRankSystem(ModalSystem):
     ):
         super().__init__(dim, state=state, starts=starts, copies=copies, low=low, high=high, causal=causal, rngs=rngs)
 
-    def modes(self, start: str, copy: int) -> hippo.Modes:
+    def modes(self, start: str) -> hippo.Modes:
         """What the modes of a copy start as."""
         return hippo.modes(start, self.state)
 
@@ -567,12 +570,22 @@ def _tiled(x: Inexact[Array, 's n'], channels: int) -> Inexact[Array, 'd n']:
     return jnp.tile(x, (channels // x.shape[0], 1))
 
 
-def _eigenvalues(found: list[np.ndarray], is_real: bool, rngs: nnx.Rngs) -> tuple[nnx.Param, nnx.Param | None]:
-    """Parameters of eigenvalues: logarithms of rates of decay, and angular speeds but of real ones."""
+def _eigenvalues(
+    found: list[np.ndarray], is_real: bool, drawn: Bool[np.ndarray, 's'], rngs: nnx.Rngs
+) -> tuple[nnx.Param, nnx.Param | None]:
+    """Parameters of eigenvalues: logarithms of rates of decay, and angular speeds but of real ones.
+
+    Speeds of copies that are `drawn` are exponentials of normal numbers.
+    """
     values = np.stack(found)
     axes = (None, 'state')
     rates = _fixed(np.log(np.maximum(-values.real, SLOWEST)), axes, 'dynamics', rngs)
-    return rates, None if is_real else _fixed(values.imag, axes, 'dynamics', rngs)
+
+    def speeds(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+        random = -jnp.exp(jax.random.normal(key, shape, dtype))
+        return jnp.where(drawn[:, None], random, jnp.asarray(values.imag, dtype))
+
+    return rates, None if is_real else param(speeds, values.shape, axes=axes, group='dynamics', rngs=rngs)
 
 
 def _values(rate: nnx.Param, angle: nnx.Param | None, dtype: DTypeLike) -> Inexact[Array, 's n']:
@@ -597,24 +610,19 @@ def _complex(dtype: DTypeLike) -> DTypeLike:
 
 def _fixed(value: np.ndarray, axes: tuple[str | None, ...], group: str, rngs: nnx.Rngs) -> nnx.Param:
     """A parameter that starts from a value."""
-    return param(_at(value), value.shape, axes=axes, group=group, rngs=rngs)
+    return param(starting_at(value), value.shape, axes=axes, group=group, rngs=rngs)
 
 
 def _constant(value: np.ndarray, is_real: bool, axes: tuple[str | None, ...], group: str, rngs: nnx.Rngs) -> nnx.Param:
     """A parameter of real or complex numbers that starts from a value, its parts last."""
     stacked = np.stack([value.real] if is_real else [value.real, value.imag], axis=-1)
-    return param(_at(stacked), stacked.shape, axes=(*axes, None), group=group, rngs=rngs)
-
-
-def _at(value: np.ndarray) -> Callable[..., Array]:
-    return lambda key, shape, dtype: jnp.asarray(value, dtype)
+    return param(starting_at(stacked), stacked.shape, axes=(*axes, None), group=group, rngs=rngs)
 
 
 def _normal(shape: tuple[int, ...], is_real: bool, axes: tuple[str | None, ...], rngs: nnx.Rngs) -> nnx.Param:
-    """Standard normal real numbers, or complex ones whose parts have a variance of a half."""
-    count, deviation = (1, 1.0) if is_real else (2, math.sqrt(0.5))
-    draw = nnx.initializers.normal(deviation)
-    return param(draw, (*shape, count), axes=(*axes, None), group='vector', rngs=rngs)
+    """Complex numbers whose parts have a variance of a half, or their real parts."""
+    draw = nnx.initializers.normal(math.sqrt(0.5))
+    return param(draw, (*shape, 1 if is_real else 2), axes=(*axes, None), group='vector', rngs=rngs)
 
 
 def _log_step(shape: tuple[int, ...], axes: tuple[Any, ...], low: float, high: float, rngs: nnx.Rngs) -> nnx.Param:

@@ -11,11 +11,11 @@ from jaxtyping import Float, Int
 from attnlab.errors import UserError
 from attnlab.quantize.formats import Format, Rounding
 from attnlab.quantize.layers import Quantization, named_maps
-from attnlab.quantize.rows import training_rows
 from attnlab.quantize.sparsity import apart
 from attnlab.quantize.states import StateFormat
 from attnlab.runs.loading import Loaded
 from attnlab.signature import checked_fields
+from attnlab.train.rows import rows_of
 from attnlab.train.state import joined, split
 
 NOISE = (0.05, 0.1, 0.15)
@@ -84,7 +84,7 @@ class Allocation:
         """The formats, measured and chosen for a run. Raises `UserError` for too small a budget."""
         alone = loaded.altered(apart)
         setup, model = alone.setup, alone.model()
-        batches = training_rows(setup, self.rows, at_once=setup.batch_size)
+        batches = rows_of(setup, 'train', self.rows, at_once=setup.rows_of_part)
 
         def loss(model: Any) -> float:
             _, params, buffers = split(model)

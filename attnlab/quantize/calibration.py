@@ -16,12 +16,12 @@ from attnlab.errors import UserError
 from attnlab.nn.projections import Linear
 from attnlab.quantize.formats import Fixed, Format
 from attnlab.quantize.layers import Quantization, named_maps
-from attnlab.quantize.rows import training_rows
 from attnlab.quantize.sparsity import apart
 from attnlab.quantize.states import StateFormat
 from attnlab.runs.loading import Loaded
 from attnlab.signature import checked_fields
 from attnlab.tasks.task import Batch
+from attnlab.train.rows import rows_of
 from attnlab.train.state import joined, split
 
 SAME = 1e-4
@@ -63,7 +63,7 @@ class Calibration:
     def found(self, loaded: Loaded) -> tuple[Quantization, Loaded]:
         """The ranges, and the run whose channels are equally wide behind norms, which computes what it did."""
         alone = loaded.altered(apart)
-        batches = training_rows(alone.setup, self.rows, at_once=alone.setup.batch_size)
+        batches = rows_of(alone.setup, 'train', self.rows, at_once=alone.setup.rows_of_part)
         model = alone.model()
         ranges, behind = listened(alone, model, batches)
         for norm, names in behind:

@@ -19,10 +19,10 @@ from attnlab.nn.projections import Linear, check_plain
 from attnlab.quantize.formats import Elementwise, Format, Stored
 from attnlab.quantize.layers import QuantizedLinear, linear_maps, named_maps, replace_maps
 from attnlab.quantize.packing import packed
-from attnlab.quantize.rows import training_rows
 from attnlab.runs.loading import Loaded
 from attnlab.signature import checked_fields
 from attnlab.tasks.task import Batch
+from attnlab.train.rows import rows_of
 from attnlab.train.state import joined, split
 
 
@@ -206,7 +206,7 @@ def calibrated(loaded: Loaded, changed: Loaded, format: Format, how: Feedback) -
             'for weights such as int4, affine4, minmax4, e2m1 or mxe2m1'
         )
     setup = loaded.setup
-    batches = training_rows(setup, how.rows)
+    batches = rows_of(setup, 'train', how.rows)
 
     def loss(model: Any, batch: Batch) -> Array:
         return setup.task.measure(model, batch, None)['loss'].total

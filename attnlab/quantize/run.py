@@ -111,7 +111,7 @@ def quantize_run(
         changed = softmax.found(loaded.altered(quantization.opened), changed)
     if tuning is not None:
         changed, losses = tuned(changed, tuning)
-        printer.line(f'tuned: the loss on its first rows was {losses[0]:.4f} and is {losses[-1]:.4f}')
+        printer.line(f'tuned: the loss on the first of its rows was {losses[0]:.4f} and is {losses[-1]:.4f}')
     with config.unlocked():
         config[QUANTIZATION], config.mesh = spec_of(quantization), spec(Axes)
         if ROUNDING in config:

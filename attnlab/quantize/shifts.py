@@ -15,12 +15,13 @@ from attnlab.nn.projections import Linear
 from attnlab.quantize.calibration import check_rows, listened
 from attnlab.quantize.formats import BIASES, ELEMENTS, FixedFloating, Format
 from attnlab.quantize.layers import Quantization, ShiftedLinear, named_maps, replace_maps
-from attnlab.quantize.rows import tell, training_rows
 from attnlab.quantize.sparsity import apart
 from attnlab.quantize.states import StateFormat
+from attnlab.quantize.told import tell
 from attnlab.runs.loading import Loaded
 from attnlab.signature import checked_fields
 from attnlab.tasks.task import Batch
+from attnlab.train.rows import rows_of
 
 TRIED = np.concatenate([[0.0], BIASES])
 """By how much an exponent bias is searched above that which fits the largest number; of equal ones the first counts."""
@@ -60,7 +61,7 @@ class ShiftCalibration:
     def found(self, loaded: Loaded) -> tuple[Quantization, Loaded]:
         """The biases, and the run whose maps read shifted channels, which computes what it did."""
         alone = loaded.altered(apart)
-        batches = training_rows(alone.setup, self.rows, at_once=alone.setup.batch_size)
+        batches = rows_of(alone.setup, 'train', self.rows, at_once=alone.setup.rows_of_part)
         ranges, _ = listened(alone, alone.model(), batches)
         sizes = {name: np.maximum(np.abs(low), np.abs(high)) for name, (low, high) in ranges.items()}
         shifts = {name: channel_shifts(each) for name, each in sizes.items()}

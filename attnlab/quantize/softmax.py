@@ -17,9 +17,10 @@ from attnlab.functional.straight_through import straight_through
 from attnlab.models.weight_maps import replaced
 from attnlab.module import Module
 from attnlab.nn.parameter import buffer
-from attnlab.quantize.rows import tell, training_rows
+from attnlab.quantize.told import tell
 from attnlab.runs.loading import Loaded
 from attnlab.signature import checked_fields
+from attnlab.train.rows import rows_of
 from attnlab.train.state import joined, split
 from attnlab.typing import DropoutKey
 
@@ -76,7 +77,7 @@ class Correction:
         Raises `UserError` where there are fewer rows.
         """
         model = replaced(loaded.model(), functools.partial(_Told, bits=self.bits))
-        tell(loaded.setup, model, _Lost, training_rows(loaded.setup, self.rows))
+        tell(loaded.setup, model, _Lost, rows_of(loaded.setup, 'train', self.rows))
         made = changed.model()
         for told, rounded in zip(_each(model, _Told), _each(made, QuantizedSoftmax), strict=True):
             sums = np.asarray(told.lost[...], np.float64)

@@ -14,10 +14,10 @@ from attnlab.errors import UserError
 from attnlab.models.layers import stacks
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.mlps import GatedMLP
-from attnlab.quantize.rows import training_rows
 from attnlab.runs.loading import Loaded
 from attnlab.signature import checked_fields
 from attnlab.tasks.task import Batch
+from attnlab.train.rows import rows_of
 from attnlab.typing import Sequence
 
 BINS = 20_000
@@ -113,7 +113,7 @@ class Sparsity:
         def run(variables: nnx.State, batch: Batch) -> Array:
             return alone.setup.task.measure(nnx.merge(graphdef, variables), batch, None)['loss'].total
 
-        for batch in training_rows(alone.setup, self.rows, at_once=alone.setup.batch_size):
+        for batch in rows_of(alone.setup, 'train', self.rows, at_once=alone.setup.rows_of_part):
             run(variables, batch).block_until_ready()
         jax.effects_barrier()
         return tuple(threshold_of(each, self.share) for each in counts)

@@ -20,10 +20,10 @@ from attnlab.nn.projections import Linear
 from attnlab.quantize.formats import Stored, Symmetric, Uniform
 from attnlab.quantize.layers import QuantizedLinear, over_leading, replace_maps, shifted
 from attnlab.quantize.packing import packed, unpacked
-from attnlab.quantize.rows import training_rows
 from attnlab.runs.loading import Loaded
 from attnlab.signature import checked_fields
 from attnlab.tasks.task import Batch
+from attnlab.train.rows import rows_of
 from attnlab.train.state import joined, split
 
 TRIES = 6
@@ -130,7 +130,7 @@ def tuned(changed: Loaded, how: Alternation) -> tuple[Loaded, list[float]]:
     setup = changed.setup
     size = setup.batch_size if how.rows is None else how.rows
     source = setup.task.source('train', setup.length)
-    batches = training_rows(setup, min(len(source) // size, how.rounds) * size or size, at_once=size)
+    batches = rows_of(setup, 'train', min(len(source) // size, how.rounds) * size or size, at_once=size)
 
     def loss(model: Any, batch: Batch) -> Array:
         found = setup.task.measure(model, batch, None)['loss']

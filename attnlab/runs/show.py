@@ -2,8 +2,11 @@
 
 import pathlib
 import shlex
+from collections.abc import Mapping
+from typing import Any
 
 from attnlab.config import flatten
+from attnlab.errors import UserError
 from attnlab.runs.record import newest
 from attnlab.tables import Column, Printer, Table, pairs
 from attnlab.train.report import read_lines
@@ -21,9 +24,16 @@ def show_run(workdir: pathlib.Path, printer: Printer) -> None:
     printer.line(f'checkpoints: {", ".join(map(str, saved)) or "none"} of {config.steps} steps')
     if starts:
         facts = flatten({name: value for name, value in starts[-1].items() if name != 'implementations'})
-        facts['command'] = shlex.join(facts['command'])
+        facts['command'] = _command(starts[-1], workdir)
         printer.table(pairs('start', facts, f'last of {len(starts)} start{"s" if len(starts) > 1 else ""}'))
         columns = Column('mixer'), Column('core'), Column('implementation')
         rows = [[entry[column.name] for column in columns] for entry in starts[-1]['implementations']]
         printer.table(Table('kernels', columns, rows, 'kernels'))
     printer.table(pairs('config', flatten(config), 'config'))
+
+
+def _command(start: Mapping[str, Any], workdir: pathlib.Path) -> str:
+    command = start.get('command')
+    if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
+        raise UserError(f'{workdir / "run.json"} is damaged: its last start names no command; put back a copy of it')
+    return shlex.join(command)

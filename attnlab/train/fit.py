@@ -6,7 +6,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from attnlab.blocks.block import Block, mixer_of, steps
@@ -15,6 +14,7 @@ from attnlab.models.layers import entered, layers, stacks
 from attnlab.models.stack import Stack
 from attnlab.random import key_for
 from attnlab.tasks.task import Batch, context
+from attnlab.train.rows import rows_of
 from attnlab.train.setup import Setup
 from attnlab.train.state import TrainState, split
 
@@ -64,7 +64,7 @@ def of_weights(setup: Setup, state: TrainState) -> TrainState:
 
 
 def fitted(setup: Setup, state: TrainState) -> TrainState:
-    """Returns the state before the first step with hashes fitted to the first rows of training; those that are stay.
+    """Returns the state before the first step with hashes fitted to rows all over training; those that are stay.
 
     A model without any, or whose layers are not those of one stack, is left as it is. It is a function of the config
     alone. Liu et al. 2022, https://arxiv.org/abs/2209.09004.
@@ -73,8 +73,8 @@ def fitted(setup: Setup, state: TrainState) -> TrainState:
     if not isinstance(stack, Stack) or not any(isinstance(mixer_of(block), HashedAttention) for block in stack.blocks):
         return state
     source = setup.task.source('train', setup.length)
-    rows = [source[index] for index in range(min(ROWS, len(source)))]
-    batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    count = min(ROWS, len(source))
+    (batch,) = rows_of(setup, 'train', count, at_once=count)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, setup.abstract.buffers)
 
     def run(variables: nnx.State, batch: Batch) -> nnx.State:

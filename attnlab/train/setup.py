@@ -246,6 +246,11 @@ class Setup:
         return partition.parts(self.batch_size, self.accumulate, self.rows_at_once, partition.batch_shards(self.mesh))
 
     @property
+    def rows_of_part(self) -> int:
+        """The rows of a part, on all devices together: as many as are known to fit at a time."""
+        return self.batch_size // self.parts
+
+    @property
     def scalars(self) -> Scalars:
         """This run's scalars; the seed in the form that `jax.random.key` takes."""
         seed = np.int64(self.seed).astype(jax.dtypes.canonicalize_dtype(np.int64))

@@ -177,8 +177,9 @@ HYBRIDS = {
         notes=(
             'Five Mamba-2 layers to one of attention, without positions, as in the middle of the released 8B model, '
             'whose first attention follows four; fewer layers than six have none of it. Every layer is followed by the '
-            'channel mixer of other recipes; theirs, W_2 relu(W_1 x)^2, does not follow the fifth. Norms of Mamba-2 '
-            'are over all heads, theirs over each of eight groups. One key/value head; theirs one for every four.'
+            'channel mixer of other recipes; theirs, W_2 relu(W_1 x)^2, does not follow the fifth. One B and one C '
+            'serve all heads, and norms of Mamba-2 are over all of them; theirs come in eight groups. One key/value '
+            'head; theirs one for every four.'
         ),
     ),
     'xlstm': Recipe(
@@ -213,7 +214,8 @@ HYBRIDS = {
             'has maps of its own, in and out, and the norms follow the latter; in the paper one map leads into both, '
             'and one out of the mean of what they have read, of twice the width. Mamba has norms of its steps, inputs '
             'and outputs, as theirs. Without its meta tokens, the global '
-            'attention of its first, middle and last layers, and keys shared between layers. One key/value head.'
+            'attention of its first, middle and last layers, and keys shared between layers. The window is of 1,024 '
+            'tokens with its own, theirs of one more. One key/value head.'
         ),
     ),
     'falcon_h1': Recipe(

@@ -329,7 +329,8 @@ SPATIAL = {
             'For series: the rows of the grid are variates, its columns times (`inputs=grid` of configs/series.py, or '
             '`system=chimera`). No code was released. Diagonal matrices, where the paper has companion-like ones along '
             'time; couplings are rates, by which neither pair of factors exceeds one in sum, which the paper does not '
-            'say; B and C are shared by the channels of a head. Variates are swept one after the other, so that the '
+            'say; B and C are shared by the channels of a head, and inputs enter by the step times B, where the '
+            'paper holds them (zero order). Variates are swept one after the other, so that the '
             'depth grows with their number; the paper scans both axes at once.'
         ),
     ),

@@ -15,9 +15,9 @@ from attnlab.nn.projections import Linear
 from attnlab.quantize.feedback import Moments
 from attnlab.quantize.formats import Symmetric
 from attnlab.quantize.layers import Quantization, replace_maps
-from attnlab.quantize.rows import training_rows
 from attnlab.quantize.training import Rounded
 from attnlab.runs.loading import load_run
+from attnlab.train.rows import rows_of
 from tests.bad_inputs.conftest import originals
 
 __all__ = ['originals']
@@ -146,7 +146,7 @@ def test_a_run_says_what_bears_on_it(originals, capsys):
     record = json.loads((run / 'analysis' / '4-influence.json').read_text())
     assert np.shape(record['by_curvature']) == np.shape(record['by_gradient']) == (2, 3)
     loaded = load_run(run)
-    theirs = gradients(loaded, training_rows(loaded.setup, 2))
+    theirs = gradients(loaded, rows_of(loaded.setup, 'train', 2))
     assert 'stack/blocks/0/mlp/gate/weight[0]' in theirs and len(theirs['embedding/weight']) == 2
     # A row bears on itself more than another does, and lowers its own loss.
     own = products(theirs, theirs)

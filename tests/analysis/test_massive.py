@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from attnlab.analysis.massive import largest, looked_at, massive, medians
-from attnlab.analysis.question import first_rows
 from attnlab.cli import main
 from attnlab.models.heads.language import TiedHead
 from attnlab.runs.loading import load_run
 from attnlab.testing.noise import noise
+from attnlab.train.rows import rows_of
 from tests.bad_inputs.conftest import originals
 
 __all__ = ['originals']
@@ -45,7 +45,7 @@ def planted(loaded, value):
 
 def test_planted_activations_are_found_and_set(originals):
     plain = load_run(originals / 'run')
-    rows = first_rows(plain, 'valid', 2)
+    rows = rows_of(plain.setup, 'valid', 2)
     tokens = np.concatenate([row['tokens'] for row in rows])
     expected = int(np.sum(tokens == LETTER))
     found, without = (looked_at(planted(plain, value), rows) for value in (-5000.0, 0.0))

@@ -46,6 +46,9 @@ def test_a_classifier_of_four_corners():
     # What the head does not see leaves its logits alone; scores of features tell all of it.
     assert found.detection['away']['energy'] == 0.5 and found.detection['same']['mahalanobis'] == 0.5
     assert found.detection['away']['mahalanobis'] > 0.99 and found.detection['away']['conjnorm'] > 0.9
+    # As many of what is unchanged pass as are to, and few of what is far away.
+    assert found.false_positives['same']['mahalanobis'] == found.false_positives['away']['energy'] == 0.95
+    assert found.false_positives['away']['mahalanobis'] < 0.02 and set(found.false_positives) == {'away', 'same'}
     assert found.conformal['coverage'] > 0.85 and found.conformal['asked'] == 0.9
     assert found.selective['energy']['at 100%'] == found.accuracy
     assert found.odin_step is None and found.cascade is None

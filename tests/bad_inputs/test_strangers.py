@@ -81,11 +81,29 @@ def test_a_record_does_not_speak_to_the_terminal(place, capsys):
     """Escape sequences of a terminal can rename its window, clear it, or answer in the place of the user."""
     path = place['run'] / 'run.json'
     record = json.loads(path.read_text())
-    record['command'] = 'attnlab train \x1b]0;yours\x07\x1b[2J'
+    record['starts'][-1]['command'] = ['attnlab', 'train', '\x1b]0;yours\x07\x1b[2J']
     path.write_text(json.dumps(record))
     assert main(['show', str(place['run'])]) == 0
     shown = capsys.readouterr().out
-    assert '\x1b]0;' not in shown and '\x1b[2J' not in shown
+    assert 'yours' in shown and '\x1b]0;' not in shown and '\x1b[2J' not in shown
+
+
+@pytest.mark.parametrize('command', [None, 'attnlab train', [7]])
+def test_a_record_without_its_command(place, capsys, command):
+    path = place['run'] / 'run.json'
+    record = json.loads(path.read_text())
+    record['starts'][-1]['command'] = command
+    path.write_text(json.dumps(record))
+    assert main(['show', str(place['run'])]) == 2
+    assert 'run.json is damaged: its last start names no command' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(('terminal', 'expected'), [(True, r'a\x1b[2J'), (False, 'a\x1b[2J')])
+def test_a_model_does_not_speak_to_the_terminal(place, capsys, monkeypatch, terminal, expected):
+    monkeypatch.setattr('attnlab.runs.generation.Writer.sampled', lambda *_: ['a', '\x1b[2J'])
+    monkeypatch.setattr(sys.stdout, 'isatty', lambda: terminal)
+    assert main(['generate', f'--workdir={place["run"]}', '--prompt=']) == 0
+    assert capsys.readouterr().out == expected + '\n'
 
 
 def test_neither_a_config_nor_a_mistake_speaks_to_the_terminal(place, capsys):

@@ -121,6 +121,7 @@ def test_a_language_model_has_the_scores_of_features(originals, monkeypatch, cap
     score = scores.Mahalanobis.fitted(known.features, known.labels).score
     expected = scores.auroc(score(tested.part(1, 2).features), score(noise.features))
     np.testing.assert_allclose(found['detection']['noise']['mahalanobis'], expected, rtol=1e-6)
+    assert found['false_positives'].keys() == found['detection'].keys() and 'passes where 95 %' in printed
     assert asked(run, '--rows=8', '--fitted_split=valid') == 2
     assert '--fitted_split is valid, which is the split that is reported' in capsys.readouterr().err
 

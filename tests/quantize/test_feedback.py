@@ -17,9 +17,9 @@ from attnlab.nn.projections import Linear
 from attnlab.quantize.feedback import Feedback, calibrated, second_moments, watched
 from attnlab.quantize.formats import Affine, Floating, Microscaling, MinMax, Symmetric
 from attnlab.quantize.layers import Quantization, named_maps
-from attnlab.quantize.rows import training_rows
 from attnlab.runs.loading import Loaded, load_run
 from attnlab.runs.record import read_record
+from attnlab.train.rows import rows_of
 from attnlab.train.setup import prepare
 from attnlab.train.state import joined
 from tests.bad_inputs.conftest import LANGUAGE, originals
@@ -218,7 +218,7 @@ def test_layers_apart_have_their_turns(originals):
         maps = dict(zip(named_maps(model), watched(model), strict=True))
         for name, weight in first.items():
             maps[name].weight[...] = weight
-        second_moments(model, loss, training_rows(setup, how.rows))
+        second_moments(model, loss, rows_of(setup, 'train', how.rows))
         for name in second:
             weight, moments = (np.asarray(each[...])[0] for each in (maps[name].weight, maps[name].moments))
             stored, _ = how.rounded(weight.T, moments, quantization.weights)

@@ -18,7 +18,7 @@ from attnlab.functional.ridge import Regression, ridge_regression
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.decays import ForgetGate
 from attnlab.nn.feature_maps import UnitNorm
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.parameter import param
 from attnlab.nn.preludes import Prelude, ShortConv
@@ -97,14 +97,14 @@ class MesaNet(Mixer):
         for i, conv in enumerate(self.convs):
             projected[i], after = conv(projected[i], ctx.segments, None if state is None else state.convs[i])
             convs.append(after)
-        q, k = (UnitNorm().wide(self._by_head(y)) for y in projected)
+        q, k = (UnitNorm().wide(by_head(y, self.heads)) for y in projected)
         if state is not None:
             segments = ctx.segments_or_ones()
             before = Regression(*(carried(each, segments, state.segment) for each in state.regression))
         read, regression = ridge_regression(
             q,
             k,
-            self._by_head(self.value(x)),
+            by_head(self.value(x), self.heads),
             jax.nn.sigmoid(self.strength(x).astype(wide)),
             self.forget(x),
             jax.nn.softplus(self.ridge[...].astype(wide)) + LEAST,
@@ -127,6 +127,3 @@ class MesaNet(Mixer):
         keys, values = (jnp.zeros(shape, state_dtype(dtype)) for _ in range(2))
         convs = tuple(conv.init_state(batch, dtype) for conv in self.convs)
         return MesaState(Regression(keys, values), convs, no_segment(batch))
-
-    def _by_head(self, x: Sequence) -> Array:
-        return x.reshape(*x.shape[:2], self.heads, self.channels)

@@ -1,6 +1,5 @@
 """RWKV-6: linear attention with decays and mixtures of tokens that depend on the input."""
 
-from collections.abc import Sequence as Shape
 from typing import NamedTuple
 
 import jax
@@ -17,9 +16,9 @@ from attnlab.functional.recomputed import recomputed_beside_products, recomputed
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.module import Module
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.norms import GroupNorm
-from attnlab.nn.parameter import Initializer, param
+from attnlab.nn.parameter import param, starting_at, uniform_within
 from attnlab.nn.preludes import ShiftState, no_shift, shifted
 from attnlab.nn.projections import Linear, LowRank, fan_in_normal
 from attnlab.typing import Heads, Sequence
@@ -51,11 +50,11 @@ class TokenMixtures(Module):
 
     def __init__(self, dim: int, *, rank: int, start: Array, rngs: nnx.Rngs):
         count = len(start)
-        self.mix = param(_values(start), (count, dim), axes=(None, 'embed'), group='vector', rngs=rngs)
-        self.first = param(_values(start[0]), (dim,), axes=('embed',), group='vector', rngs=rngs)
+        self.mix = param(starting_at(start), (count, dim), axes=(None, 'embed'), group='vector', rngs=rngs)
+        self.first = param(starting_at(start[0]), (dim,), axes=('embed',), group='vector', rngs=rngs)
         zeros = nnx.initializers.zeros
         self.down = Linear(dim, count * rank, initializer=zeros, axes=('embed', None), rngs=rngs)
-        self.up = param(uniform(0.01), (count, rank, dim), axes=(None, None, 'embed'), rngs=rngs)
+        self.up = param(uniform_within(0.01), (count, rank, dim), axes=(None, None, 'embed'), rngs=rngs)
 
     def __call__(self, x: Sequence, before: Sequence) -> list[Sequence]:
         inner = jnp.tanh(self.down(self._first(x, before)))
@@ -126,11 +125,11 @@ class RWKV6(Mixer):
             Linear(dim, dim, initializer=draw, rngs=rngs) for draw in (fan_in_normal, narrow, fan_in_normal, narrow)
         )
         ramp = jnp.arange(dim) / max(dim - 1, 1)
-        decay = _values(-6 + 5 * ramp ** (0.7 + 1.3 * place))
-        self.decay = LowRank(dim, dim, rank=rank, activation='tanh', up=uniform(0.01), start=decay, rngs=rngs)
+        decay = starting_at(-6 + 5 * ramp ** (0.7 + 1.3 * place))
+        self.decay = LowRank(dim, dim, rank=rank, activation='tanh', up=uniform_within(0.01), start=decay, rngs=rngs)
         bonus = place * (1 - ramp) + 0.1 * ((jnp.arange(dim) + 1) % 3 - 1)
         shape = (heads, self.channels)
-        self.bonus = param(_values(bonus.reshape(shape)), shape, axes=('heads', None), group='dynamics', rngs=rngs)
+        self.bonus = param(starting_at(bonus.reshape(shape)), shape, axes=('heads', None), group='dynamics', rngs=rngs)
         self.norm = GroupNorm(self.channels, heads=heads, eps=1e-5 * self.channels, rngs=rngs)
         self.output = Linear(dim, dim, axes=('heads', 'embed'), rngs=rngs)
 
@@ -138,12 +137,12 @@ class RWKV6(Mixer):
         self, x: Sequence, ctx: Context, state: RWKV6State | None = None
     ) -> tuple[Sequence, RWKV6State | None]:
         before, shift = shifted(x, ctx.segments, None if state is None else state.shift)
-        inputs = self.mixtures(x, before)
+        inputs, heads = self.mixtures(x, before), self.heads
         r, k, v = (
-            self._by_head(linear(inputs[which]))
+            by_head(linear(inputs[which]), heads)
             for linear, which in ((self.query, QUERY), (self.key, KEY), (self.value, VALUE))
         )
-        log_decay = -jnp.exp(self._by_head(self.decay(inputs[DECAY])))
+        log_decay = -jnp.exp(by_head(self.decay(inputs[DECAY]), heads))
         segments = ctx.segments if state is None else ctx.segments_or_ones()
         y, memory = exclusive_linear_attention(
             r,
@@ -170,19 +169,3 @@ class RWKV6(Mixer):
         """Returns an empty memory; its size does not depend on `length`."""
         memory = jnp.zeros((batch, self.heads, self.channels, self.channels), state_dtype(dtype))
         return RWKV6State(memory, no_shift((batch, self.heads * self.channels), dtype), no_segment(batch))
-
-    def _by_head(self, x: Float[Array, 'b t d']) -> Heads:
-        return x.reshape(*x.shape[:2], self.heads, self.channels)
-
-
-def uniform(width: float) -> Initializer:
-    """Uniform between minus and plus `width`."""
-
-    def draw(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
-        return jax.random.uniform(key, shape, dtype, -width, width)
-
-    return draw
-
-
-def _values(values: Array) -> Initializer:
-    return lambda key, shape, dtype: values.astype(dtype)

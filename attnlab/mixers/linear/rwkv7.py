@@ -18,9 +18,9 @@ from attnlab.functional.exclusive import own_read
 from attnlab.functional.recomputed import recomputed, recomputed_beside_products, recomputed_method
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.norms import GroupNorm
-from attnlab.nn.parameter import Initializer, param
+from attnlab.nn.parameter import param, starting_at, uniform_within
 from attnlab.nn.preludes import ShiftState, no_shift, shifted
 from attnlab.nn.projections import Linear, LowRank
 from attnlab.typing import Heads, Keys, Queries, Segments, Sequence, Values
@@ -102,14 +102,11 @@ class RWKV7(Mixer):
             exponents = (1 - place) * jnp.asarray(EXPONENTS, dtype)
             return 1 - (jnp.arange(dim, dtype=dtype) / dim)[None] ** exponents[:, None]
 
-        def uniform(width: float) -> Initializer:
-            return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -width, width)
-
         self.mix = param(mixed, (len(EXPONENTS), dim), axes=(None, 'embed'), group='vector', rngs=rngs)
 
         def mapped(gain: float) -> Linear:
             even = start == 'uniform'
-            draw = uniform(0.5 * gain / math.sqrt(dim)) if even else nnx.initializers.orthogonal(gain)
+            draw = uniform_within(0.5 * gain / math.sqrt(dim)) if even else nnx.initializers.orthogonal(gain)
             return Linear(dim, dim, initializer=draw, rngs=rngs)
 
         self.query, self.key, self.value = mapped(1.0), mapped(0.1), mapped(1.0)
@@ -117,18 +114,18 @@ class RWKV7(Mixer):
         # From 1 in the first layer to 2 in the last.
         steepness = 1 + place**0.3
         decay = -5.5 + 6 * (ramp + 0.5) ** steepness + 2.5 * zigzag
-        self.decay = LowRank(dim, dim, rank=rank, activation='tanh', start=_values(decay), rngs=rngs)
-        rate = _values(-0.19 + 0.3 * zigzag + 0.4 * ramp)
+        self.decay = LowRank(dim, dim, rank=rank, activation='tanh', start=starting_at(decay), rngs=rngs)
+        rate = starting_at(-0.19 + 0.3 * zigzag + 0.4 * ramp)
         self.rate = LowRank(dim, dim, rank=rank, activation='identity', start=rate, rngs=rngs)
         self.gate = LowRank(dim, dim, rank=gate_rank, activation='sigmoid', rngs=rngs)
 
-        def by_head(values: Array) -> nnx.Param:
+        def started(values: Array) -> nnx.Param:
             shape = (heads, self.channels)
-            return param(_values(values.reshape(shape)), shape, axes=('heads', None), group='vector', rngs=rngs)
+            return param(starting_at(values.reshape(shape)), shape, axes=('heads', None), group='vector', rngs=rngs)
 
-        self.erased = by_head(0.71 - 0.1 * ramp)
-        self.written = by_head(jnp.full(dim, 1.02))
-        self.bonus = by_head(jnp.full(dim, -0.04))
+        self.erased = started(0.71 - 0.1 * ramp)
+        self.written = started(jnp.full(dim, 1.02))
+        self.bonus = started(jnp.full(dim, -0.04))
         self.norm = GroupNorm(self.channels, heads=heads, eps=1e-5 * self.channels, rngs=rngs)
         self.output = Linear(dim, dim, axes=('heads', 'embed'), rngs=rngs)
 
@@ -137,11 +134,11 @@ class RWKV7(Mixer):
     ) -> tuple[Sequence, RWKV7State | None]:
         inputs, shift = self._inputs(x, ctx.segments, None if state is None else state.shift)
         r, k, v = (
-            self._by_head(linear(inputs[which]))
+            by_head(linear(inputs[which]), self.heads)
             for linear, which in ((self.query, QUERY), (self.key, KEY), (self.value, VALUE))
         )
-        log_decay = _log_decay(self._by_head(self.decay(inputs[DECAY])))
-        k, reads, writes = self._keys(k, self._by_head(self.rate(inputs[RATE])))
+        log_decay = _log_decay(by_head(self.decay(inputs[DECAY]), self.heads))
+        k, reads, writes = self._keys(k, by_head(self.rate(inputs[RATE]), self.heads))
         core: dict[str, Any] = {'scale': 1.0, 'segments': ctx.segments, 'implementation': self.implementation}
         if state is not None:
             segments = ctx.segments_or_ones()
@@ -181,9 +178,6 @@ class RWKV7(Mixer):
         written = k.astype(wide) * (1 + (rate - 1) * self._each(self.written, wide))
         return written.astype(k.dtype), (-erased).astype(k.dtype), (rate * erased).astype(k.dtype)
 
-    def _by_head(self, x: Float[Array, 'b t d']) -> Heads:
-        return x.reshape(*x.shape[:2], self.heads, self.channels)
-
     def _each(self, parameter: nnx.Param, dtype: DTypeLike) -> Float[Array, '1 1 h k']:
         return parameter[...].astype(dtype)[None, None]
 
@@ -210,7 +204,3 @@ def _zigzag(dim: int, heads: int) -> Array:
     """The square, with its sign, of the place of a channel in its head, from -1 to 1."""
     place = jnp.tile(2 * _ramp(dim // heads), heads)
     return place * jnp.abs(place)
-
-
-def _values(values: Array) -> Initializer:
-    return lambda key, shape, dtype: values.astype(dtype)

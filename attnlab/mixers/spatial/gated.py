@@ -5,7 +5,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
 
 from attnlab.context import Context
 from attnlab.errors import UserError
@@ -16,7 +15,7 @@ from attnlab.functional.recurrences import state_dtype
 from attnlab.mixers.mixer import TwoSided
 from attnlab.nn.convolutions import DepthwiseConv
 from attnlab.nn.decays import fading
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.projections import Linear
 from attnlab.typing import Heads, Sequence
@@ -76,22 +75,19 @@ class VisionGatedLinearAttention(TwoSided):
     def __call__(self, x: Sequence, ctx: Context, state: None = None) -> tuple[Sequence, None]:
         grid = required_grid(ctx, type(self).__name__, axes=2)
         u = self._active(flatten(self.conv(unflatten(x, grid)), grid))
-        q, k, v = (self._split(linear(u)) for linear in (self.query, self.key, self.value))
+        q, k, v = (by_head(linear(u), self.heads) for linear in (self.query, self.key, self.value))
         decays = fading(self.decay(self.narrow(u)), self.temperature)
-        forwards, backwards = (self._split(each) for each in jnp.split(decays, 2, axis=-1))
+        forwards, backwards = (by_head(each, self.heads) for each in jnp.split(decays, 2, axis=-1))
         core: dict[str, Any] = {'implementation': self.implementation}
         past, _ = cores.linear_attention(q, k, v, forwards, **core)
         reversed_ = (jnp.flip(each, 1) for each in (q, k, v, backwards))
         future, _ = cores.linear_attention(*reversed_, **core)
         read = (past + jnp.flip(future, 1)) / 2
-        y = _mixed(self._split(self.share(u)), self.far(read), self.near(self._split(u)))
+        y = _mixed(by_head(self.share(u), self.heads), self.far(read), self.near(by_head(u, self.heads)))
         return self.output(self._active(y.reshape(x.shape))), None
 
     def _active(self, x: Sequence) -> Sequence:
         return recomputed(jax.nn.silu)(x) if self.activated else x
-
-    def _split(self, x: Float[Array, 'b t f']) -> Float[Array, 'b t h k']:
-        return x.reshape(*x.shape[:2], self.heads, -1)
 
 
 @recomputed

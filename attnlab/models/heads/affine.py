@@ -4,14 +4,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from attnlab.config import choose
 from attnlab.errors import UserError
 from attnlab.models.heads.head import Head, in_gradient_only, wide
 from attnlab.models.heads.regression import DEGREES, ERRORS
-from attnlab.nn.parameter import param
+from attnlab.nn.parameter import param, uniform_within
 from attnlab.typing import DropoutKey
 
 SMALLEST = 1e-9
@@ -49,9 +48,9 @@ class AffineHead(Head):
         each = () if variates is None else (variates,)
         some: tuple[None, ...] = (None,) * len(each)
         self.weight = param(
-            _uniform(bound), (*each, vocab, dim), axes=(*some, 'vocab', 'embed'), group='embedding', rngs=rngs
+            uniform_within(bound), (*each, vocab, dim), axes=(*some, 'vocab', 'embed'), group='embedding', rngs=rngs
         )
-        self.bias = param(_uniform(bound), (*each, vocab), axes=(*some, 'vocab'), group='vector', rngs=rngs)
+        self.bias = param(uniform_within(bound), (*each, vocab), axes=(*some, 'vocab'), group='vector', rngs=rngs)
 
     def losses(self, hidden: Float[Array, '*b d'], targets: Float[Array, '*b o']) -> Float[Array, '*b']:
         """The mean error over outputs."""
@@ -109,10 +108,3 @@ class SparseAffineHead(AffineHead):
         sizes = (jnp.abs(self.weight[...]) + SMALLEST) ** (1 / self.power)
         penalty = jnp.mean(2 * jax.nn.sigmoid(self.power * sizes) - 1)
         return losses + in_gradient_only(self.strength * (1 / self.share - 1) * penalty.astype(losses.dtype))
-
-
-def _uniform(bound: float) -> nnx.Initializer:
-    def draw(key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-        return jax.random.uniform(key, shape, dtype, -bound, bound)
-
-    return draw
