@@ -186,7 +186,7 @@ def attend_chosen(
     *,
     gathered: bool | None = None,
 ) -> Float[Array, 'b t h v']:
-    """Returns softmax attention to the tokens of chosen blocks, by their numbers; `gathered=None` is the cheaper way."""
+    """Softmax attention to the tokens of chosen blocks, by their numbers; `gathered=None` is the cheaper way."""
     if gathered is None:
         gathered = q.shape[1] * chosen.shape[-1] * blocks.size <= keys.shape[2]
     read = (_gathered if gathered else _masked)(q, keys, values, here, chosen, blocks)

@@ -84,7 +84,8 @@ def modes(name: str, states: int) -> Modes:
 def diagonal(name: str, states: int) -> Modes:
     """Returns one of `DIAGONALS` as `states / 2` modes, or `states` real ones for 'real'; V is not known but of 'legs'.
 
-    Angular speeds of 'random' are to be drawn, exponentials of normal numbers; here all have the median, 1. Gu et al. 2022, https://arxiv.org/abs/2206.11893.
+    Angular speeds of 'random' are to be drawn, exponentials of normal numbers; here all have the median, 1.
+    Gu et al. 2022, https://arxiv.org/abs/2206.11893.
     Raises `UserError` for another name, or odd `states`.
     """
     _check(name, DIAGONALS, states)

@@ -100,8 +100,8 @@ class Recipe:
       smallest_state: the smallest value of the argument that sets the state in what is known of the paper's
         experiments; `None`: not known, and the recipe's own counts. Matching goes below it, and below the recipe's own,
         only when told to.
-      start: what the paper starts from, which `init=paper` of a config follows; `None`: nothing is known that differs, or it is
-        not followed.
+      start: what the paper starts from, which `init=paper` of a config follows; `None`: nothing is known that differs,
+        or it is not followed.
       hierarchy: the stages of the paper's model, where it has stages.
       slow: so long to compile that most of its properties are checked by nightly tests alone.
       surrogate: arguments that put in the place of what rounds the function whose gradient it has; gradients are
