@@ -24,7 +24,7 @@ from pallas_kernels.attention.parts import Part, PartGradients, attention_part, 
 from pallas_kernels.cross_entropy.api import cross_entropy, cross_entropy_part
 from pallas_kernels.delta_rule.api import delta_rule
 from pallas_kernels.diagonal_low_rank.api import diagonal_low_rank
-from pallas_kernels.linear_attention.api import linear_attention
+from pallas_kernels.linear_attention.api import linear_attention, linear_attention_rows
 from pallas_kernels.linear_attention.sums import linear_attention_sums
 from pallas_kernels.linear_scan.api import linear_scan
 from pallas_kernels.long_conv.api import long_conv
@@ -61,6 +61,7 @@ __all__ = [
     'delta_rule',
     'diagonal_low_rank',
     'linear_attention',
+    'linear_attention_rows',
     'linear_attention_sums',
     'linear_scan',
     'long_conv',

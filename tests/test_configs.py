@@ -712,7 +712,7 @@ def test_long_range_has_the_heads_of_the_arena():
 
 
 RATES_BY_HAND = {
-    # Greatest rate and weight decay of steps of time, inputs B and outputs C.
+    # Greatest rate and weight decay of steps of time, inputs B and outputs C; those of D are those of C.
     ('s4', 'imdb'): ((0.01, 0.0), (0.001, 0.0), (0.01, 0.05)),
     ('s4', 'pathfinder'): ((0.001, 0.0), (0.001, 0.0), (0.004, 0.03)),
     ('s4', 'pathfinder128'): ((0.0005, 0.0), (0.0005, 0.0), (0.0005, 0.05)),
@@ -733,10 +733,10 @@ def test_long_range_trains_single_parameters_as_papers_do(name, task):
     (block,), optimizer = config.model.stack.blocks, build(config.optimizer)
     params = nnx.state({'mixer': nnx.eval_shape(lambda: build(block.mixer)(8, rngs=nnx.Rngs(0)))})
     found = []
-    for part in ('log_step', 'B', 'C', 'C_later'):
-        group = optimizer.multipliers(params)[f'mixer/system/{part}']
+    for part in ('system/log_step', 'system/B', 'system/C', 'system/C_later', 'D'):
+        group = optimizer.multipliers(params)[f'mixer/{part}']
         found.append(pytest.approx((group.lr * optimizer.peak_lr, group.weight_decay * optimizer.weight_decay)))
-    assert found == [*RATES_BY_HAND[name, task], RATES_BY_HAND[name, task][-1]]
+    assert found == [*RATES_BY_HAND[name, task], *(RATES_BY_HAND[name, task][-1],) * 2]
 
 
 def test_long_range_bounds_the_gates_of_hgrn_from_layer_to_layer():

@@ -284,6 +284,21 @@ MEMORY = {
 
 linear_attention = _on_mesh(pallas_kernels.linear_attention, sequence.linear_attention, MEMORY, 'b t h v', 'b h k v')
 
+linear_attention_rows = _on_mesh(
+    pallas_kernels.linear_attention_rows,
+    sequence.linear_attention_rows,
+    {
+        'q': 'b t h v',
+        'k': 'b t h k',
+        'v': 'b t h v',
+        'log_decay': 'b t h k',
+        'state': 'b h k v',
+        'segments': 'b t',
+    },
+    'b t h k',
+    'b h k v',
+)
+
 linear_attention_sums = _on_mesh(
     pallas_kernels.linear_attention_sums,
     sequence.linear_attention_sums,

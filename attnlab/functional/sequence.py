@@ -170,6 +170,21 @@ def linear_attention(
     return _chained(run, _total_decay(log_decay, q.shape[1]), jnp.multiply, state, segments)
 
 
+def linear_attention_rows(
+    q: Array,
+    k: Array,
+    v: Array,
+    log_decay: Array,
+    *,
+    state: Array | None = None,
+    segments: Array | None = None,
+    **options: Any,
+) -> tuple[Array, Array]:
+    """See `pallas_kernels.linear_attention_rows`."""
+    run = functools.partial(pallas_kernels.linear_attention_rows, q, k, v, log_decay, segments=segments, **options)
+    return _chained(run, _total_decay(log_decay, q.shape[1]), jnp.multiply, state, segments)
+
+
 def linear_attention_sums(
     q: Array,
     k: Array,

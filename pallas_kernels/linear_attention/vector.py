@@ -43,7 +43,7 @@ Saved = tuple[Reads, jax.Array, jax.Array | None]
 
 def writes(chunks: Chunks) -> tuple[jax.Array, jax.Array]:
     """The term each chunk adds to the state, `b l h k v`, and the decay of the previous state, `b l h k 1`."""
-    _, k, v, log_decay = _spread(chunks)
+    _, k, v, log_decay = spread_heads(chunks)
     weights = keep(remembered(chunks.runs), jnp.exp(until(log_decay)))
     factor = jnp.exp(jnp.sum(log_decay, axis=3))[..., None]
     if chunks.runs is not None:
@@ -53,11 +53,11 @@ def writes(chunks: Chunks) -> tuple[jax.Array, jax.Array]:
 
 def outputs(chunks: Chunks, state: jax.Array) -> jax.Array:
     """The output of each step, `b l h c v`, from its own chunk and from the state before it, `b l h k v`."""
-    q, k, v, log_decay = _spread(chunks)
+    q, k, v, log_decay = spread_heads(chunks)
     return _read(Reads(q, k, v, state), log_decay, chunks.runs)
 
 
-def _spread(chunks: Chunks) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+def spread_heads(chunks: Chunks) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """q, k, v and the log decays with all heads, in the type they are computed in."""
     assert chunks.log_decay is not None
     h = max(array.shape[2] for array in (chunks.q, chunks.k, chunks.v))
@@ -102,13 +102,17 @@ _read.defvjp(_save, _pull)
 
 
 def _moderate(reads: Reads, log_decay: jax.Array, *others: jax.Array | None) -> jax.Array:
-    """Sums of decays are largest at the ends."""
     del reads, others
-    decay, _ = _from_middle(log_decay)
+    return is_moderate(log_decay)
+
+
+def is_moderate(log_decay: jax.Array) -> jax.Array:
+    """Whether numbers scaled around the middle of chunks overflow nowhere; sums of decays are largest at the ends."""
+    decay, _ = from_middle(log_decay)
     return jnp.max(jnp.maximum(decay[:, :, :, 0], -decay[:, :, :, -1]), initial=0) <= MODERATE
 
 
-def _from_middle(log_decay: jax.Array) -> tuple[jax.Array, jax.Array]:
+def from_middle(log_decay: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The decays summed from the middle of the chunk to each step, `b l h c k`, and up to the middle, `b l h 1 k`."""
     total = since_first(log_decay)
     at = (log_decay.shape[3] - 1) // 2
@@ -118,7 +122,7 @@ def _from_middle(log_decay: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _read_moderate(reads: Reads, log_decay: jax.Array, runs: jax.Array | None) -> jax.Array:
     """One product around the middle of the chunk."""
-    decay, middle = _from_middle(log_decay)
+    decay, middle = from_middle(log_decay)
     queries, keys = reads.q * jnp.exp(decay), reads.k * jnp.exp(-decay)
     weights = keep(visible(runs, queries), jnp.einsum('blhtk,blhsk->blhts', queries, keys))
     state = jnp.exp(middle).swapaxes(3, 4) * reads.state

@@ -1,13 +1,23 @@
 """The portable form of `linear_attention`: groups of chunks in order, all matrix products of a group at once."""
 
+from collections.abc import Callable
+from typing import Protocol
+
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels import target, tiling
-from pallas_kernels.linear_attention import reference, scalar, vector
+from pallas_kernels.linear_attention import reference, rows, scalar, vector
 from pallas_kernels.linear_scan.xla import linear_scan
-from pallas_kernels.matrix_state.chunks import Arrays, cut, in_groups, join
+from pallas_kernels.matrix_state.chunks import Arrays, Chunks, cut, in_groups, join
 from pallas_kernels.matrix_state.decays import clipped
+
+
+class Form(Protocol):
+    """What chunks write, `b l h k v`, with the factors of what was there, and what is read of them, `b l h c _`."""
+
+    writes: Callable[[Chunks], tuple[jax.Array, jax.Array]]
+    outputs: Callable[[Chunks, jax.Array], jax.Array]
 
 
 def linear_attention(
@@ -30,6 +40,42 @@ def linear_attention(
         q, k, v, log_decay = jax.lax.optimization_barrier((q, k, v, log_decay))
         return reference.linear_attention(q, k, v, log_decay, state, starts)
     is_vector = log_decay is not None and log_decay.shape[3] > 1
+    return _by_chunks(vector if is_vector else scalar, q, k, v, log_decay, state, starts, scale, is_vector=is_vector)
+
+
+def linear_attention_rows(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    log_decay: jax.Array,
+    state: jax.Array,
+    starts: jax.Array | None,
+    scale: float,
+) -> tuple[jax.Array, jax.Array]:
+    """See `reference.linear_attention_rows`; in the type of the state, and on queries that are scaled here."""
+    (b, t), dtype = q.shape[:2], state.dtype
+    if t == 0:
+        return jnp.zeros((b, 0, *state.shape[1:3]), state.dtype), state
+    if t == 1:
+        q, k, v = scale * q.astype(dtype), k.astype(dtype), v.astype(dtype)
+        q, k, v, log_decay = jax.lax.optimization_barrier((q, k, v, log_decay))
+        return reference.linear_attention_rows(q, k, v, log_decay, state, starts)
+    return _by_chunks(rows, q, k, v, log_decay, state, starts, scale, is_vector=True)
+
+
+def _by_chunks(
+    form: Form,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    log_decay: jax.Array | None,
+    state: jax.Array,
+    starts: jax.Array | None,
+    scale: float,
+    *,
+    is_vector: bool,
+) -> tuple[jax.Array, jax.Array]:
+    (b, t), dtype = q.shape[:2], state.dtype
     _, h, *kv = state.shape
     tile = tiling.linear_attention(b, t, h * max(kv), target.current().platform, vector=is_vector)
     if log_decay is not None:
@@ -42,7 +88,6 @@ def linear_attention(
         # A group at a time, so that no whole array is made of scaled queries.
         q, k, v = (array.astype(dtype) for array in chunks[:3])
         chunks = chunks._replace(q=scale * q, k=k, v=v)
-        form = vector if is_vector else scalar
         written, factors = form.writes(chunks)
         after, final = linear_scan(written, factors, state, False)
         before = jnp.concatenate([state[:, None], after[:, :-1]], axis=1)

@@ -131,6 +131,17 @@ CALLS = {
         {'q': HEADS['q'], 'k': HEADS['k'], 'log_decay': fading('decay', B, T, H), 'state': noise('state', B, H, K)},
         {'segments': DOCUMENTS},
     ),
+    'rows of linear attention': Call(
+        cores.linear_attention_rows,
+        {
+            'q': noise('q', B, T, H, V),
+            'k': noise('k', B, T, H, K),
+            'v': noise('v', B, T, H, V),
+            'log_decay': fading('decay', B, T, H, K),
+            'state': noise('state', B, H, K, V),
+        },
+        {'segments': DOCUMENTS},
+    ),
     'linear attention, constant': Call(cores.linear_attention, HEADS | {'log_decay': fading('decay', H)}),
     'linear attention, vector': Call(
         cores.linear_attention, HEADS | {'log_decay': fading('decay', B, T, H, K)}, {'segments': DOCUMENTS}

@@ -8,7 +8,14 @@ import pytest
 from jax.experimental import checkify
 
 from attnlab.testing.tolerances import assert_close
-from pallas_kernels import dispatch, linear_attention, linear_attention_sums, target, tiling
+from pallas_kernels import (
+    dispatch,
+    linear_attention,
+    linear_attention_rows,
+    linear_attention_sums,
+    target,
+    tiling,
+)
 from pallas_kernels.cases import linear_attention as cases
 
 NARROW = ('shared queries and keys', 'packed scalar', 'packed vector', 'strong vector')
@@ -154,6 +161,62 @@ def test_sums_are_the_reads_of_a_value_of_one(name, implementation):
     steps = cases.CASES[name].t * cases.CASES[name].k * cases.CASES[name].b * max(heads)
     for actual, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert_close(actual, wanted, dtype=jnp.float32, reduction=steps, what=name)
+
+
+ROWS = ('vector', 'strong vector', 'packed vector', 'sudden vector', 'one')
+
+
+@pytest.mark.parametrize('name', ROWS)
+def test_rows_are_read_as_by_definition(name, small_tiles):
+    """In value and gradient, from an incoming state, through several groups of chunks."""
+    (arrays, options), sizes = _of_rows(name)
+
+    def everything(implementation):
+        def run(arrays):
+            return linear_attention_rows(**arrays, **options, implementation=implementation)
+
+        outputs, pull = jax.vjp(run, arrays)
+        return outputs, pull(jax.tree.map(jnp.cos, outputs))
+
+    with jax.default_matmul_precision('highest'):
+        found, expected = (jax.jit(everything, static_argnums=0)(name) for name in ('xla', 'reference'))
+    for actual, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert_close(actual, wanted, dtype=jnp.float32, reduction=sizes.t * sizes.k * sizes.b, what=name)
+
+
+def _of_rows(name):
+    """A call of as many heads of all, with queries that have the channels of values."""
+    call, case = cases.call(name), cases.CASES[name]
+    heads, arrays = max(case.heads), dict(call.arrays)
+    for key in ('q', 'k', 'v'):
+        arrays[key] = jnp.repeat(arrays[key], heads // arrays[key].shape[2], axis=2)
+    arrays['q'] = jnp.cos(arrays['v'][:, ::-1])
+    if arrays['log_decay'].ndim < 4:
+        arrays['log_decay'] = jnp.broadcast_to(arrays['log_decay'][..., None], arrays['k'].shape)
+    return (arrays, call.options), case
+
+
+def test_rows_by_hand():
+    """Two steps of two rows with decays of their own, in both forms, and a step alone."""
+
+    def steps(*rows):
+        return jnp.array(rows, jnp.float32)[None, :, None]
+
+    arrays = {'q': steps([2], [3]), 'k': steps([1, 0], [3, 1]), 'v': steps([10], [1])}
+    decay = jnp.log(steps([0.5, 0.25], [0.5, 0.5]))
+    start = jnp.array([[[[4.0], [8.0]]]])
+    # S_1 = (4 / 2 + 1 * 10, 8 / 4 + 0 * 10) = (12, 2), times 2; S_2 = (12 / 2 + 3, 2 / 2 + 1) = (9, 2), times 3.
+    for implementation in ('reference', 'xla'):
+        o, state = linear_attention_rows(**arrays, log_decay=decay, state=start, implementation=implementation)
+        np.testing.assert_allclose(o[0, :, 0], [[24, 4], [27, 6]], rtol=1e-6)
+        np.testing.assert_allclose(state[0, 0, :, 0], [9, 2], rtol=1e-6)
+        first = {key: array[:, :1] for key, array in arrays.items()}
+        o, state = linear_attention_rows(**first, log_decay=decay[:, :1], state=start, implementation=implementation)
+        np.testing.assert_allclose((o[0, 0, 0], state[0, 0, :, 0]), ([24, 4], [12, 2]), rtol=1e-6)
+    with pytest.raises(NotImplementedError, match='no mosaic_gpu form of linear_attention_rows'):
+        linear_attention_rows(**arrays, log_decay=decay, implementation='mosaic_gpu')
+    with pytest.raises(ValueError, match='log_decay'):
+        linear_attention_rows(**arrays, log_decay=decay[..., 0])
 
 
 @pytest.mark.parametrize('name', GROUPED)

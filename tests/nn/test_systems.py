@@ -249,6 +249,25 @@ def test_steps_and_rings_start_where_they_should():
     np.testing.assert_allclose(jnp.exp(2 * ring.log_gain[...]), 1 - radius**2, rtol=1e-3)
 
 
+def test_random_modes_are_drawn():
+    """Speeds are exponentials of normal numbers, others from run to run and from layer to layer; beside them 'lin'."""
+    stream = nnx.Rngs(0)
+    made = [
+        DiagonalSystem(64, state=64, starts=('random', 'lin'), causal=True, rngs=rngs)
+        for rngs in (stream, stream, nnx.Rngs(1))
+    ]
+    speeds = np.stack([-system.A_imag[...] for system in made])
+    assert abs(np.log(speeds[:, ::2]).mean()) < 0.05 and abs(np.log(speeds[:, ::2]).std() - 1) < 0.05
+    assert len(np.unique(speeds[:, ::2])) > 0.99 * speeds[:, ::2].size
+    np.testing.assert_allclose(speeds[:, 1::2], np.broadcast_to(np.pi * np.arange(32), (3, 32, 32)), rtol=1e-6)
+
+
+def test_outputs_of_real_modes_are_the_real_parts_of_complex_ones():
+    for starts in (('real',), ('lin',)):
+        system = DiagonalSystem(256, state=64, starts=starts, causal=True, rngs=nnx.Rngs(0))
+        assert abs(2 * float(np.square(system.C[...]).mean()) - 1) < 0.03
+
+
 def test_maps_of_s5_start_as_in_the_released_code():
     """In the basis of LegS `B` is real and `C` complex, each part of variance one over the states."""
     system = SharedSystem(256, state=128, blocks=4, causal=True, rngs=nnx.Rngs(0))

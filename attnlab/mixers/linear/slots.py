@@ -147,24 +147,16 @@ def gated_slots(
 
         K_t = diag(a_t) K_{t-1} + (1 - a_t) k_t^T        V_t = diag(a_t) V_{t-1} + (1 - a_t) v_t^T
 
-    with `a = exp(log_decay)`. In two passes of linear attention: the scores of slots are reads of one memory a slot,
-    whose decay is a single number and whose value is `1 - a`; their softmax then reads the memory of values.
-    As many heads of all. Zhang et al. 2024, https://arxiv.org/abs/2409.07146.
+    with `a = exp(log_decay)`. In two passes of linear attention: scores are what a query reads of the rows of
+    the memory of keys, and their softmax reads the columns of that of values. `implementation` is of the latter; the
+    former is plain JAX. As many heads of all. Zhang et al. 2024, https://arxiv.org/abs/2409.07146.
     """
-    b, t, h, n = log_decay.shape
     write = recomputed(lambda log_decay: -jnp.expm1(log_decay))(log_decay)
-    core = {'scale': 1.0, 'segments': segments, 'implementation': implementation}
+    core = {'scale': 1.0, 'segments': segments}
     keys, values = (None, None) if state is None else state
-    scores, keys = cores.linear_attention(
-        q,
-        k,
-        write.reshape(b, t, h * n, 1),
-        log_decay.reshape(b, t, h * n),
-        state=None if keys is None else keys.reshape(b, h * n, -1, 1),
-        **core,
-    )
-    weights = recomputed(jax.nn.softmax)(scores.reshape(b, t, h, n))
+    scores, keys = cores.linear_attention_rows(q, write, k, log_decay, state=keys, **core)
+    weights = recomputed(jax.nn.softmax)(scores).astype(v.dtype)
     read, values = cores.linear_attention(
-        weights.astype(v.dtype), write.astype(v.dtype), v, log_decay, state=values, **core
+        weights, write.astype(v.dtype), v, log_decay, state=values, implementation=implementation, **core
     )
-    return read, (keys.reshape(b, h, n, -1), values)
+    return read, (keys, values)

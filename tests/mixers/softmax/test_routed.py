@@ -13,7 +13,7 @@ import pallas_kernels
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import block_sparse
-from attnlab.functional.block_sparse import Blocks, Compressed, Located, attend_selected
+from attnlab.functional.block_sparse import Blocks, Compressed, Located, attend_chosen, attend_selected
 from attnlab.mixers.softmax.routed import NativeSparseAttention
 from attnlab.nn.gates import OutputGate
 from attnlab.nn.positions import Rope
@@ -154,6 +154,32 @@ def test_with_every_block_selected_the_branch_is_full_attention(monkeypatch: pyt
             return [value, *gradients]
 
         for actual, expected in zip(measured(selected), measured(pallas_kernels.attention), strict=True):
+            assert_close(actual, expected, dtype=jnp.float64, reduction=13 * 13, what='value and gradients')
+
+
+@pytest.mark.parametrize('tokens', [range(13), range(9, 13)])
+def test_tokens_that_are_gathered_are_those_that_are_not_hidden(tokens):
+    """For documents that start amid a block, and for queries at the end of longer streams; gradients too."""
+    with jax.enable_x64(True):
+        t = len(tokens)
+        q, k, v = noise(2, t, 2, 3, 8), noise(2, 2, 13, 8, seed=1), noise(2, 2, 13, 4, seed=2)
+        firsts = jnp.array([[0] * 13, [0] * 3 + [3] * 10], jnp.int32)[:, tokens.start :]
+        here = Located(jnp.arange(tokens.start, 13, dtype=jnp.int32), firsts)
+        blocks = Blocks(block=2, stride=2, size=4, count=2, initial=0, local=1)
+        own = (here.tokens[None] - here.firsts)[:, None] // 4
+        # The own block and one before it, or a later one where there is none.
+        other = jnp.array([1, 2])[None, :, None]
+        chosen = jnp.stack(jnp.broadcast_arrays(own, jnp.where(own >= other, own - other, own + 1)), axis=-1)
+        weights = noise(2, t, 6, 4, seed=3)
+
+        def measured(gathered: bool) -> list[jax.Array]:
+            def loss(*arrays: jax.Array) -> jax.Array:
+                return jnp.vdot(weights, attend_chosen(*arrays, here, chosen, blocks, gathered=gathered))
+
+            value, gradients = jax.value_and_grad(loss, (0, 1, 2))(q, k, v)
+            return [value, *gradients]
+
+        for actual, expected in zip(measured(True), measured(False), strict=True):
             assert_close(actual, expected, dtype=jnp.float64, reduction=13 * 13, what='value and gradients')
 
 
