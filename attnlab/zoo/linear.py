@@ -384,12 +384,12 @@ LINEAR = {
         packed=True,
         slow=True,
         sequence=True,
-        implementations=('reference', 'xla', 'mosaic_tpu'),
+        implementations=('reference', 'xla'),
         smallest_state=64,
         notes=(
-            'Two passes of linear attention; the first has a memory a slot, whose values have one channel, which the '
-            'kernel for GPUs does not take. 64 slots and four heads in the paper. init=paper starts linear maps with a '
-            'standard deviation of 0.02, as the released code does.'
+            'Two passes of linear attention; scores of slots are plain JAX, and kernels read their values. 64 slots '
+            'and four heads in the paper. init=paper starts linear maps with a standard deviation of 0.02, as the '
+            'released code does.'
         ),
         small={'slots': 6},
         knobs={'heads': 'heads', 'state': 'slots'},
@@ -403,7 +403,7 @@ LINEAR = {
         packed=True,
         slow=True,
         sequence=True,
-        implementations=('reference', 'xla', 'mosaic_tpu'),
+        implementations=('reference', 'xla'),
         notes=(
             'gsa whose tokens change 32 of the 64 slots of a head, by gates.chosen, and leave the others bit for bit '
             'as they were. The weights of the chosen add up to one, so that each fades by a thirty-second of the step '

@@ -72,7 +72,7 @@ class GatedSlots(Mixer):
           gates: made as `gates(dim, heads=, slots=, rngs=)`; give the log decays; `None`: those above.
           key_norm: made as `key_norm(channels, heads=, rngs=)`, one each for queries and keys.
           eps: of the norm.
-          implementation: of the core; `None`: the default of the platform.
+          implementation: of the core that reads values; `None`: the default of the platform.
           rngs: draws the parameters.
         """
         self.heads, self.slots, self.temperature = heads, slots, temperature
