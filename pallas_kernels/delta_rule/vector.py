@@ -2,7 +2,7 @@
 
 With G the decays summed, a step t reads a key s through `sum_k k_tk k_sk exp(G_tk - G_sk)`. Around the middle of the
 chunk this is one product of `k exp(G - G_middle)` and `k exp(G_middle - G)`, as long as neither overflows. Where decays
-are too strong for that, chunks are split into halves (Yang et al., 2024, arXiv 2312.06635).
+are too strong for that, chunks are read by blocks of a few steps.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.delta_rule.chunk import by_halves
+from pallas_kernels.matrix_state.blocks import reads_by_blocks
 from pallas_kernels.matrix_state.chunks import MODERATE, by_decay, since, since_first, until
 from pallas_kernels.matrix_state.products import EXACT, Form
 
@@ -102,18 +102,14 @@ def _sums(from_here: jax.Array, before: jax.Array, runs: jax.Array | None) -> ja
 
 
 def _any(saved: Saved) -> Products:
-    """For any decays, a chunk at a time."""
-    return jax.lax.map(_by_halves, saved[:3])
+    """For any decays."""
+    return _by_blocks(*saved[:3])
 
 
 def _pull_any(saved: Saved, gradients: Products) -> tuple[jax.Array, ...]:
-    def pull(arrays: tuple[tuple[jax.Array, ...], Products]) -> tuple[jax.Array, ...]:
-        saved, gradients = arrays
-        return jax.vjp(_by_halves, saved)[1](gradients)[0]
-
-    return jax.lax.map(pull, (saved[:3], gradients))
+    return jax.vjp(_by_blocks, *saved[:3])[1](gradients)
 
 
-def _by_halves(arrays: tuple[jax.Array, ...]) -> Products:
-    q, k, log_decay = arrays
-    return by_halves(q, k, log_decay, Form(q.dtype, q.dtype))
+def _by_blocks(q: jax.Array, k: jax.Array, log_decay: jax.Array) -> Products:
+    (by_q,), (by_k,) = reads_by_blocks((q, k), (), (k,), log_decay)
+    return by_q, by_k, since(log_decay), until(log_decay)

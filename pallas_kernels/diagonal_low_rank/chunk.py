@@ -15,10 +15,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.matrix_state.blocks import reads_by_blocks
 from pallas_kernels.matrix_state.chunks import MODERATE, by_decay, keep, remembered, remembers
-from pallas_kernels.matrix_state.halves import Summed, earlier_by_halves, with_own
+from pallas_kernels.matrix_state.halves import Summed
 from pallas_kernels.matrix_state.places import steps_after, steps_before
-from pallas_kernels.matrix_state.products import EXACT, Form
+from pallas_kernels.matrix_state.products import EXACT
 
 
 class Chunk(NamedTuple):
@@ -181,11 +182,7 @@ def _at_once(steps: Steps) -> Pairs:
 
 
 def _any(steps: Steps) -> Pairs:
-    """Whatever the decays, a chunk at a time."""
-    return jax.lax.map(_by_halves, steps[:4])
-
-
-def _by_halves(steps: tuple[jax.Array, jax.Array, tuple[jax.Array, ...], jax.Array]) -> Pairs:
-    q, a, keys, log_decay = steps
-    (by_q, by_a), _ = earlier_by_halves((q,), (a,), keys, log_decay, Form(q.dtype, q.dtype))
-    return [with_own(weight, q, key) for weight, key in zip(by_q, keys, strict=True)], by_a
+    """Whatever the decays."""
+    q, a, keys, log_decay, *_ = steps
+    by_q, by_a = reads_by_blocks((q,), (a,), keys, log_decay)
+    return by_q, by_a

@@ -2,8 +2,7 @@
 
 With G the decays summed, a query t reads a key s through `sum_k q_tk k_sk exp(G_tk - G_sk)`. Around the middle of the
 chunk this is one product of `q exp(G - G_middle)` and `k exp(G_middle - G)`, as long as neither overflows. Where decays
-are too strong for that, the sum is computed directly, every exponent at most 0 (compare the secondary chunking of Yang
-et al., 2024, arXiv 2312.06635).
+are too strong for that, chunks are read by blocks of a few steps.
 """
 
 from collections.abc import Callable
@@ -13,10 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import precision
+from pallas_kernels.matrix_state.blocks import reads_by_blocks
 from pallas_kernels.matrix_state.chunks import (
     MODERATE,
     Chunks,
-    between,
     by_decay,
     keep,
     remembered,
@@ -131,16 +130,8 @@ def _read_moderate(reads: Reads, log_decay: jax.Array, runs: jax.Array | None) -
 
 
 def _read_any(reads: Reads, log_decay: jax.Array, runs: jax.Array | None) -> jax.Array:
-    """The direct sum over key channels, chunk by chunk, since it has size `c c k`."""
-
-    def read(chunk: tuple[Reads, jax.Array, jax.Array | None]) -> jax.Array:
-        (q, k, v, state), log_decay, runs = chunk
-        decay = jnp.exp(jnp.where(visible(runs, log_decay)[..., None], between(log_decay), -jnp.inf))
-        weights = jnp.sum(q[:, :, :, :, None] * k[:, :, :, None] * decay, axis=-1)
-        reach = keep(remembers(runs), jnp.exp(since(log_decay)))
-        within = jnp.einsum('blhts,blhsv->blhtv', weights, v)
-        return within + jnp.einsum('blhtk,blhkv->blhtv', reach * q, state)
-
-    chunks = jax.tree.map(lambda array: jnp.moveaxis(array, 1, 0)[:, :, None], (reads, log_decay, runs))
-    outputs = jax.lax.map(jax.checkpoint(read, prevent_cse=False), chunks)
-    return jnp.moveaxis(outputs[:, :, 0], 0, 1)
+    """By blocks of a few steps, whatever the decays."""
+    ((weights,),) = reads_by_blocks((reads.q,), (), (reads.k,), log_decay)
+    within = jnp.einsum('blhts,blhsv->blhtv', keep(visible(runs, weights), weights), reads.v)
+    reach = keep(remembers(runs), jnp.exp(since(log_decay)))
+    return within + jnp.einsum('blhtk,blhkv->blhtv', reach * reads.q, reads.state)
