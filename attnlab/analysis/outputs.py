@@ -214,4 +214,5 @@ def stacked(loaded: Loaded, split: str, count: int | None, least: int) -> dict[s
         count = min(len(source), int(np.clip(PREDICTIONS // max(task.example(length)[task.labels].size, 1), *ROWS)))
     if count < least:
         raise UserError(f'rows is {count} of the {split} split; there must be at least {least}')
-    return rows_of(loaded.setup, split, count, at_once=count)[0]
+    (rows,) = rows_of(loaded.setup, split, count, at_once=count)
+    return dict(rows)

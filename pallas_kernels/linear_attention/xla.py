@@ -1,6 +1,5 @@
 """The portable form of `linear_attention`: groups of chunks in order, all matrix products of a group at once."""
 
-from collections.abc import Callable
 from typing import Protocol
 
 import jax
@@ -14,10 +13,13 @@ from pallas_kernels.matrix_state.decays import clipped
 
 
 class Form(Protocol):
-    """What chunks write, `b l h k v`, with the factors of what was there, and what is read of them, `b l h c _`."""
+    """How chunks are computed."""
 
-    writes: Callable[[Chunks], tuple[jax.Array, jax.Array]]
-    outputs: Callable[[Chunks, jax.Array], jax.Array]
+    def writes(self, chunks: Chunks) -> tuple[jax.Array, jax.Array]:
+        """What chunks add to the state, `b l h k v`, and the factors of what was there."""
+
+    def outputs(self, chunks: Chunks, state: jax.Array) -> jax.Array:
+        """What is read of them and of the states before them, `b l h c _`."""
 
 
 def linear_attention(
@@ -40,7 +42,8 @@ def linear_attention(
         q, k, v, log_decay = jax.lax.optimization_barrier((q, k, v, log_decay))
         return reference.linear_attention(q, k, v, log_decay, state, starts)
     is_vector = log_decay is not None and log_decay.shape[3] > 1
-    return _by_chunks(vector if is_vector else scalar, q, k, v, log_decay, state, starts, scale, is_vector=is_vector)
+    form: Form = vector if is_vector else scalar
+    return _by_chunks(form, q, k, v, log_decay, state, starts, scale, is_vector=is_vector)
 
 
 def linear_attention_rows(
