@@ -114,7 +114,7 @@ class Optimizer(abc.ABC):
             raise UserError(
                 f'ema of an optimizer is {self.ema}; it must be a decay above 0 and below 1, such as 0.999, or None'
             )
-        for name, most in (('b1', 1.0), ('b2', 1.0), ('eps', math.inf)):
+        for name, most in (('b1', 1.0), ('b2', 1.0), ('momentum', 1.0), ('eps', math.inf)):
             value = getattr(self, name, 0.0)
             if not 0 <= value < most:
                 raise UserError(f'{name} of an optimizer is {value}; it must be a number from 0 to below {most:g}')

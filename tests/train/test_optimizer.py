@@ -234,6 +234,9 @@ def test_numbers_that_make_no_sense_are_refused(wrong: dict[str, float]):
         AdamW(**wrong)
     with pytest.raises(UserError, match='multipliers'):
         Group(lr=-1.0)
+    for momentum in (1.0, -0.1):
+        with pytest.raises(UserError, match=f'momentum of an optimizer is {momentum}; it must be a number from 0 to'):
+            Muon(peak_lr=1.0, momentum=momentum)
 
 
 @pytest.mark.parametrize('rescale', [False, True])
