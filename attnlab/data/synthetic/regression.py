@@ -176,7 +176,8 @@ def _principal(dim: int, layers: int, decay: float) -> tuple[np.ndarray, np.ndar
     """Eigenvalues and eigenvectors of the second moments of the representation, measured."""
     x = np.random.default_rng((dim, layers, 1)).standard_normal((MEASURED, dim)) * np.sqrt(_spectrum(dim, decay))
     features = represented(x, layers)
-    return np.linalg.eigh(features.T @ features / MEASURED)
+    variances, directions = np.linalg.eigh(features.T @ features / MEASURED)
+    return variances, directions
 
 
 @functools.lru_cache(maxsize=8)
