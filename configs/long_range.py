@@ -515,7 +515,7 @@ PROTOCOLS = {'scratch': _classification, 'pretrain': _denoising, 'finetune': _cl
 
 def _trunk(recipe: Recipe, run: Setting) -> dict[str, Any]:
     real = run.data.kind.vocab is None
-    inputs = spec(Projection, features=1) if real else spec(Embedding, scale=EMBEDDING)
+    inputs = spec(Projection, features=run.data.kind.channels) if real else spec(Embedding, scale=EMBEDDING)
     trunk = {'dim': run.dim, 'stack': _stack(recipe, run), 'inputs': inputs}
     return {**trunk, 'positions': Sinusoidal()} if recipe.mirrored else trunk
 

@@ -48,7 +48,12 @@ def spread(length: int, count: int) -> list[int]:
 
     Rows that are stored class by class, or document by document, are so sampled, where the first are of few.
     """
-    return [place * (length - 1) // max(count - 1, 1) for place in range(count)]
+    return [place_of(index, length, count) for index in range(count)]
+
+
+def place_of(index: int, length: int, count: int) -> int:
+    """One of the places of `spread`, which are all in order where `count` is `length`."""
+    return index * (length - 1) // max(count - 1, 1)
 
 
 @runtime_checkable

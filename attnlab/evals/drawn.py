@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from attnlab.context import Context
 from attnlab.data.long_range.rows import padded
+from attnlab.data.pipeline import spread
 from attnlab.errors import UserError
 from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.files import replacing
@@ -135,10 +136,10 @@ def statistics(images: Float[np.ndarray, 'n t c'], others: Float[np.ndarray, 'm 
 
 
 def _images(task: Diffusion, split: str, count: int) -> Float[np.ndarray, 'n t c']:
-    """Images of a split as the model sees them: of training as many as are drawn, of others all up to a thousand."""
+    """Images all over a split as the model sees them: of training as many as are drawn, of others all to a thousand."""
     rows = task.data.rows(split)
-    most = min(len(rows), count if split == 'train' else 1_000)
-    return np.stack([padded(rows[index], task.data.kind, task.data.kind.length)['tokens'] for index in range(most)])
+    places = spread(len(rows), min(len(rows), count if split == 'train' else 1_000))
+    return np.stack([padded(rows[place], task.data.kind, task.data.kind.length)['tokens'] for place in places])
 
 
 @functools.lru_cache(maxsize=1)

@@ -71,7 +71,7 @@ class Segments:
 
 @dataclasses.dataclass(frozen=True)
 class SegmentPictures:
-    """Pictures of the first images of a split, with the classes of their patches and those that a model finds.
+    """Pictures of images all over a split, with the classes of their patches and those that a model finds.
 
     Attributes:
       cadence: when to run during training.
@@ -192,7 +192,7 @@ def side_of(seen: Float[np.ndarray, 'height width'], middle: list[int], share: f
 
 
 def _batch(task: ImageTask, length: int, split: str, count: int) -> Batch:
-    """The first images of a split."""
+    """Images all over a split."""
     part = task.slices(split, length, (1,), count)['all']
     rows = [part.source[index] for index in range(len(part.source))]
     return {name: jnp.asarray(np.stack([row[name] for row in rows])) for name in rows[0]}

@@ -69,7 +69,7 @@ def trivial_line(setup: Setup, evaluator: BySlice) -> str | None:
     """What trivial predictors reach on the first slice that an evaluator asks, as `attnlab compare` has it; `None` for
     a task that knows of none.
 
-    They count the first examples of training, and are asked the first of the slice, `TRAINED` of each at most.
+    They count examples all over training, and are asked some all over the slice, `TRAINED` of each at most.
     """
     if not isinstance(setup.task, Guessable) or not isinstance(setup.task, Sliced):
         return None

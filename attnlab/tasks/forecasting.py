@@ -71,12 +71,12 @@ class Forecasting:
         return 'test'
 
     def source(self, split: str, length: int, tokens: int | None = None) -> Windows:
-        """The windows of a split; with `tokens`, those of the first `tokens` rows read, at least one."""
+        """The windows of a split; with `tokens`, as many all over it as read `tokens` rows, at least one."""
         count = None if tokens is None else max(1, tokens // length)
         return Windows(scaled(self.data, self.columns), split, length, self.horizon, count)
 
     def slices(self, split: str, length: int, multiples: tuple[int, ...], count: int) -> dict[str, Slice]:
-        """The first `count` windows: `1x`, by the model; `2x`, twice the horizon, by rolling; and the baselines.
+        """`count` windows all over a split: `1x`, by the model; `2x`, twice the horizon, by rolling; and the baselines.
 
         With a prompt `prompted` has windows with these rows before them.
         A baseline is a slice of its own, whose rows hold its forecasts (`attnlab.data.series.baselines`). Raises
@@ -100,7 +100,7 @@ class Forecasting:
         return found
 
     def trivial(self, part: Slice) -> dict[str, dict[str, float]]:
-        """The errors of the baselines on the first windows of a slice."""
+        """The errors of the baselines on windows all over a slice."""
         rows = sampled_rows(part.source)
         past, targets = (np.stack([row[name] for row in rows]) for name in ('tokens', 'targets'))
         # What is put before a look-back is no part of it.

@@ -60,7 +60,7 @@ class Imputation:
         return 'test'
 
     def source(self, split: str, length: int, tokens: int | None = None) -> Gapped:
-        """The windows of a split; with `tokens`, those of the first `tokens` rows read, at least one.
+        """The windows of a split; with `tokens`, as many all over it as read `tokens` rows, at least one.
 
         Raises `UserError` for another length than that of the windows.
         """
@@ -70,7 +70,7 @@ class Imputation:
         return Gapped(scaled(self.data), split, length, self.gaps, self.seed, count=count)
 
     def slices(self, split: str, length: int, multiples: tuple[int, ...], count: int) -> dict[str, Slice]:
-        """The first `count` windows with the gaps of training, `1x`; with shares of `SHARES`; and the baselines.
+        """`count` windows all over a split with gaps as in training, `1x`; with shares of `SHARES`; and the baselines.
 
         Windows have one length, so that there are no multiples of it.
         """
@@ -83,7 +83,7 @@ class Imputation:
         return found | {name: Slice(Filled(windows, one), length) for name, one in FILLINGS.items()}
 
     def trivial(self, part: Slice) -> dict[str, dict[str, float]]:
-        """The errors of the baselines on the first windows of a slice."""
+        """The errors of the baselines on windows all over a slice."""
         rows = sampled_rows(part.source)
         targets, missing = (np.stack([row[name] for row in rows]) for name in ('targets', 'missing'))
         found: dict[str, dict[str, float]] = {'mse': {}, 'mae': {}}

@@ -42,8 +42,8 @@ class LongRange(abc.ABC):
 
     @property
     def vocab(self) -> int:
-        """Number of tokens; 1 where positions hold real numbers."""
-        return self.data.kind.vocab or 1
+        """Number of tokens; of the numbers of a position where these are real."""
+        return self.data.kind.vocab or self.data.kind.channels
 
     @property
     def evaluated_split(self) -> str:

@@ -48,12 +48,12 @@ class Reconstruction:
         return 'test'
 
     def source(self, split: str, length: int, tokens: int | None = None) -> Trajectories:
-        """The stretches of a split; with `tokens`, those of the first `tokens` rows read, at least one."""
+        """The stretches of a split; with `tokens`, as many all over it as read `tokens` rows, at least one."""
         count = None if tokens is None else max(1, tokens // length)
         return Trajectories(scaled(self.data).split(split), length, count)
 
     def slices(self, split: str, length: int, multiples: tuple[int, ...], count: int) -> dict[str, Slice]:
-        """The first `count` stretches, `1x`, and those of multiples of their length."""
+        """`count` stretches all over a split, `1x`, and those of multiples of their length."""
         rows = scaled(self.data).split(split)
         return {f'{n}x': Slice(Trajectories(rows, n * length, count), n * length) for n in multiples}
 

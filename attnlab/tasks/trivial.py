@@ -24,10 +24,11 @@ def sampled_rows(source: Source, count: int = TRAINED) -> list[Row]:
 def of_tokens(train: Sequence[Row], asked: Sequence[Row], vocab: int) -> dict[str, float]:
     """Accuracies of guesses at the labels of examples that have a token at every label.
 
-    - `chance`: any of the labels that occur in training, each as likely;
+    - `chance`: any of the labels that occur in training, each as likely; one that does not is never guessed;
     - `majority`: the one that occurs most often;
-    - `a label shown`: any of them that stands in the example up to the place asked, each as likely: for recall, any of
-      the values shown. Left out where no example shows one, and where tokens are not integers.
+    - `a label shown`: any label, of training or asked, that stands in the example up to the place asked, each as
+      likely: for recall, any of the values shown. Left out where no example shows one, and where tokens are not
+      integers. Of very many labels, those that are shown and never asked, as what is overwritten, count in part.
     """
     counts = np.zeros(vocab)
     for row in train:
@@ -35,8 +36,12 @@ def of_tokens(train: Sequence[Row], asked: Sequence[Row], vocab: int) -> dict[st
     occurring = counts > 0
     targets = [row['targets'][row['weights'] > 0] for row in asked]
     every = np.concatenate(targets)
-    found = {'chance': float(1 / occurring.sum()), 'majority': float(np.mean(every == counts.argmax()))}
+    found = {
+        'chance': float(occurring[every].mean() / occurring.sum()),
+        'majority': float(np.mean(every == counts.argmax())),
+    }
     if asked[0]['tokens'].dtype.kind == 'i':
+        occurring[every] = True
         shares = [_seen(row, labels, occurring) for row, labels in zip(asked, targets, strict=True)]
         found |= {SHOWN: float(np.concatenate(shares).mean())}
     return {name: share for name, share in found.items() if share > 0 or name != SHOWN}

@@ -10,6 +10,7 @@ import abc
 import dataclasses
 import fnmatch
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -84,7 +85,7 @@ class Optimizer(abc.ABC):
       peak_lr: the highest learning rate.
       schedule: the learning rate over the run.
       weight_decay: decoupled, multiplied by the learning rate.
-      clip: gradients are scaled down to this global norm; `None` leaves them.
+      clip: gradients are scaled down to this global norm, of which frozen parameters are no part; `None` leaves them.
       perpendicular: removes the component of gradients along the weights, after clipping; `None`: no removal.
       groups: multipliers by group.
       overrides: multipliers by path; of several that match, the last applies.
@@ -113,7 +114,7 @@ class Optimizer(abc.ABC):
             raise UserError(
                 f'ema of an optimizer is {self.ema}; it must be a decay above 0 and below 1, such as 0.999, or None'
             )
-        for name, most in (('b1', 1.0), ('b2', 1.0), ('eps', math.inf)):
+        for name, most in (('b1', 1.0), ('b2', 1.0), ('momentum', 1.0), ('eps', math.inf)):
             value = getattr(self, name, 0.0)
             if not 0 <= value < most:
                 raise UserError(f'{name} of an optimizer is {value}; it must be a number from 0 to below {most:g}')
@@ -140,8 +141,15 @@ class Optimizer(abc.ABC):
         clip = () if self.clip is None else (optax.clip_by_global_norm(self.clip),)
         projection = () if self.perpendicular is None else (self.perpendicular.transform(_stacked_dims(params)),)
         peak_lr, weight_decay = rates or self.rates
-        descend = _descend(self.schedule(steps, peak_lr), weight_decay, self.multipliers(params))
-        return optax.chain(*clip, *projection, self.direction(params), descend)
+        multipliers = self.multipliers(params)
+        descend = _descend(self.schedule(steps, peak_lr), weight_decay, multipliers)
+        chain = optax.chain(*clip, *projection, self.direction(params), descend)
+
+        # No member of the chain: states of runs that were begun before keep their places.
+        def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+            return chain.update(trained(gradients, multipliers), state, params)
+
+        return optax.GradientTransformation(chain.init, update)
 
     def multipliers(self, params: nnx.State) -> dict[str, Group]:
         """Returns the multipliers of every parameter by its path, in the order of the tree's leaves."""
@@ -228,6 +236,13 @@ class Muon(Optimizer):
             optax.stateless(lambda updates, _: jax.tree.map(_like_adamw, updates)),
         )
         return optax.partition({'matrix': muon, 'other': optax.scale_by_adam(self.b1, self.b2, self.eps)}, labels)
+
+
+def trained(gradients: Any, multipliers: Mapping[str, Group]) -> Any:
+    """The gradients, zero for parameters that are frozen, so that these are no part of their norm."""
+    leaves, tree = jax.tree.flatten(gradients)
+    groups = zip(leaves, multipliers.values(), strict=True)
+    return jax.tree.unflatten(tree, [leaf if group.lr else jnp.zeros_like(leaf) for leaf, group in groups])
 
 
 def named_parameters(params: nnx.State) -> dict[str, nnx.Variable]:

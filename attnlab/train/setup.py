@@ -24,7 +24,7 @@ from attnlab.signature import check_type
 from attnlab.tasks.task import Batch, Task
 from attnlab.train import partition
 from attnlab.train.moving import check_followed
-from attnlab.train.optimizer import Optimizer, Rates
+from attnlab.train.optimizer import Optimizer, Rates, trained
 from attnlab.train.report import Reporting
 from attnlab.train.start import FromRun
 from attnlab.train.state import TrainState, abstract_model, initialize, split
@@ -111,7 +111,8 @@ class Compiled:
 
         def step(state: TrainState, batch: Batch, number: jax.Array, scalars: Scalars) -> tuple[TrainState, Metrics]:
             transform = setup.optimizer.transform(params, setup.steps, scalars.rates)
-            options = {'accumulate': setup.parts, 'ema': setup.optimizer.ema}
+            of_trained = functools.partial(trained, multipliers=setup.optimizer.multipliers(params))
+            options = {'accumulate': setup.parts, 'ema': setup.optimizer.ema, 'trained': of_trained}
             made = make_step(self.graphdef, setup.task, transform, seed=scalars.seed, **options)
             return made(state, batch, number)
 

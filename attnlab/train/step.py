@@ -35,6 +35,7 @@ def make_step(
     seed: Any,
     accumulate: int = 1,
     ema: float | None = None,
+    trained: Callable[[nnx.State], nnx.State] = lambda gradients: gradients,
 ) -> Step:
     """Returns `step(state, batch, number) -> (state, metrics)`, where `number` counts steps from 1.
 
@@ -43,7 +44,8 @@ def make_step(
 
     With `accumulate=n` the batch is processed in n parts in turn; loss and gradient are those of the whole batch. With
     `ema` the state's average of the parameters moves with them, by this decay (`attnlab.train.average`). Buffers that
-    are drawn or measured follow (`attnlab.train.redraw`, `attnlab.train.moving`).
+    are drawn or measured follow (`attnlab.train.redraw`, `attnlab.train.moving`). The norm is of the gradients that
+    `trained` leaves, as those of frozen parameters are not used.
     """
 
     def total_loss(
@@ -68,7 +70,7 @@ def make_step(
         (summed, measurements), averages = _accumulated(gradient, state, batch, key, accumulate)
         count = jnp.maximum(averages['loss'].count, 1.0)
         grads = jax.tree.map(lambda g: g / count, summed)
-        norm = optax.tree.norm(grads)
+        norm = optax.tree.norm(trained(grads))
         good = jnp.isfinite(averages['loss'].total) & jnp.isfinite(norm) & (state.step + 1 == number)
         state = jax.lax.cond(good, update, lambda state, *_: state, state, grads, measurements)
         return state, averages | {'grad_norm': norm, 'good': good}

@@ -1,10 +1,16 @@
 """Denoising diffusion: noise, targets and the sampler, whose perfect model gives the image back."""
 
+import dataclasses
+import pathlib
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attnlab.configuration import config_of
+from attnlab.data.long_range.dataset import Dataset, Kind
 from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.pipeline import Varied, batches, spread
 from attnlab.data.vision.augment import Augmentation, Flip, Mixup
@@ -16,7 +22,9 @@ from attnlab.models.predictor import Predictor
 from attnlab.tasks.diffusion import CLIPPED, LAST, CosineSchedule, Diffusion, _joined, _patched
 from attnlab.tasks.images import ImageClassification
 from attnlab.tasks.task import Sliced, Task
+from attnlab.train.setup import prepare
 
+CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'images.py'
 SMALL = Drawn(Count(size=16, most=2), train=8, held_out=6)
 
 
@@ -197,6 +205,30 @@ def test_drawn_images_are_written_side_by_side(tmp_path):
     assert len(found.table('run').rows) == 2
     zeros = np.zeros((3, 4, 1))
     assert statistics(zeros + 1, zeros) == {'mean_error': 1.0, 'deviation_error': 0.0}
+
+
+def test_drawn_images_are_compared_with_those_all_over_a_split_that_is_stored_class_by_class():
+    """Of images of one level each, in ascending order, the mean of few is that of all."""
+    setup = dataclasses.replace(prepare(config_of(CONFIG, 'data=count,predict=v')), task=Diffusion(InOrder()))
+    level = InOrder().rows('test')[1500]['x'][0]
+    found = Drawings(AtEnd(), count=3).compared(setup, np.full((3, 16, 1), level, np.float32))
+    assert found.numbers['mean_error'] == pytest.approx(0, abs=0.1)
+    assert found.numbers['mean_error_of_data'] == pytest.approx(0, abs=0.1)
+
+
+@dataclasses.dataclass(frozen=True)
+class InOrder(Dataset):
+    """3,001 images of 4 x 4 pixels, each of one level."""
+
+    kind: ClassVar = Kind(classes=2, length=16)
+    splits: ClassVar = {'train': 3001, 'test': 3001}
+
+    def rows(self, split):
+        levels = np.linspace(0, 255, self.splits[split], dtype=np.float32)
+        return [{'x': np.full(16, level), 'label': np.int32(level > 127)} for level in levels]
+
+    def describe(self):
+        return {}
 
 
 @pytest.mark.parametrize(

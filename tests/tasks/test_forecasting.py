@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from attnlab.data.pipeline import spread
 from attnlab.data.series.columns import Columns
 from attnlab.data.series.drawn import DrawnSeries
 from attnlab.errors import UserError
 from attnlab.models.predictor import Distributional
 from attnlab.tasks.forecasting import Forecasting, errors, rolled, scores
-from attnlab.tasks.task import Guessable, Sliced, Task
+from attnlab.tasks.task import Guessable, Slice, Sliced, Task
 
 TASK = Forecasting(DrawnSeries(rows=400, copies=2), horizon=4)
 
@@ -125,3 +126,15 @@ def test_training_computes_no_quantiles():
     rows = batch(TASK.source('train', 24))
     assert 'crps' in TASK.measure(Stands(), rows, None)
     assert 'crps' not in TASK.measure(Stands(), rows, jax.random.key(0))
+
+
+def test_fewer_windows_than_there_are_lie_all_over_the_split():
+    """Of the model, of the baselines and of training alike; all that there are in their order."""
+    every = TASK.source('test', 24)
+    for count in (5, len(every)):
+        places = spread(len(every), count)
+        parts = TASK.slices('test', 24, (1,), count) | {'of rows': Slice(TASK.source('test', 24, 24 * count), 24)}
+        for part in parts.values():
+            assert len(part.source) == count
+            for place, row in zip(places, (part.source[i] for i in range(count)), strict=True):
+                np.testing.assert_array_equal(row['targets'], every[place]['targets'])

@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 from attnlab.context import Context
+from attnlab.data.pipeline import spread
 from attnlab.data.series.drawn import DrawnSeries
 from attnlab.errors import UserError
 from attnlab.models.forecasters import LinearForecaster
@@ -99,3 +100,13 @@ def test_sizes_are_those_of_the_windows():
     }
     with pytest.raises(UserError, match=r'config.length is 24; windows of the task have 12 rows \(task.steps\)'):
         TASK.source('train', 24)
+
+
+def test_fewer_windows_than_there_are_lie_all_over_the_split_with_their_own_gaps():
+    every = TASK.source('test', 12)
+    parts = TASK.slices('test', 12, (1,), 4)
+    for index, place in enumerate(spread(len(every), 4)):
+        found, whole = parts['1x'].source[index], every[place]
+        for name in ('targets', 'missing'):
+            np.testing.assert_array_equal(found[name], whole[name])
+        np.testing.assert_array_equal(parts['window_mean'].source[index]['targets'], whole['targets'])

@@ -1,5 +1,6 @@
 import dataclasses
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -266,6 +267,35 @@ def test_errors_of_numbers_are_absolute():
     found = task.measure(Mean(), batch, jax.random.key(0))['loss']
     assert 0.4 < float(found.count) / (8 * 64) < 0.6
     assert 0.6 < float(found.mean()) < 1.2
+
+
+def test_every_number_of_a_position_is_predicted():
+    """Of three channels three, which a head of one number would have been compared with all the same."""
+    task = Denoising(Coloured(), hidden=0.5)
+    config = get_config('task=digits,zoo=mha,size=smoke,protocol=pretrain')
+    with config.unlocked():
+        config.task.data, config.length = spec(Coloured), 8
+        config.model.dim, config.model.stack.depth, config.model.inputs.features = 8, 1, 3
+    setup = prepare(config)
+    model = nnx.merge(setup.graphdef, setup.initialize().variables)
+    batch = batch_of(task.source('train', 8), 3)
+    hidden, _ = model.hidden(batch['tokens'], context(batch))
+    assert task.vocab == setup.task.vocab == model.outputs == 3
+    assert model.logits(hidden).shape == batch['tokens'].shape == (3, 8, 3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Coloured(Dataset):
+    """Eight positions of three numbers each."""
+
+    kind: ClassVar = Kind(classes=2, length=8, channels=3)
+    splits: ClassVar = {'train': 3, 'test': 3}
+
+    def rows(self, split):
+        return [{'x': np.full((8, 3), index, np.float32), 'label': np.int32(0)} for index in range(3)]
+
+    def describe(self):
+        return {'source': 'coloured'}
 
 
 # ml_collections loads config files so.

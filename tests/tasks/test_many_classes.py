@@ -29,6 +29,13 @@ def test_classes_have_the_frequencies_of_zipf_and_points_the_noise():
     assert not np.array_equal(stacked(DATA.rows('test', 50))['label'], rows['label'][:50])
 
 
+def test_prototypes_have_a_stream_of_their_own():
+    """NumPy fills seeds up with zeros, so that a shorter one is that of a training example; the change is told."""
+    first = np.random.default_rng((DATA.seed, 0, 0)).standard_normal(3).astype(np.float32)
+    assert not np.array_equal(DATA.prototypes()[0], first)
+    assert TASK.describe()['data'] == f'{DATA!r}, edition 2'
+
+
 def test_the_best_guess_is_that_of_the_densities():
     rows = stacked(DATA.rows('test', 300))
     x, labels = rows['tokens'][:, 0].astype(np.float64), rows['label']

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attnlab.data.pipeline import spread
 from attnlab.data.series.drawn import DrawnSeries, Henon
 from attnlab.data.series.windows import scaled
 from attnlab.errors import UserError
@@ -48,3 +49,10 @@ def test_baselines_are_those_of_a_model_that_does_as_they_do():
     batch['weights'] = batch['weights'].at[1:].set(0)
     alone = float(jnp.mean((batch['tokens'][0] - batch['targets'][0]) ** 2))
     assert float(TASK.measure(Repeats(), batch, None)['loss'].mean()) == pytest.approx(alone)
+
+
+def test_fewer_stretches_than_there_are_lie_all_over_the_split():
+    every, part = TASK.source('test', 7), TASK.slices('test', 7, (1,), 4)['1x'].source
+    assert len(part) == 4
+    for index, place in enumerate(spread(len(every), 4)):
+        np.testing.assert_array_equal(part[index]['tokens'], every[place]['tokens'])

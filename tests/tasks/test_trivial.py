@@ -49,6 +49,14 @@ def test_recall_is_guessed_among_the_values_shown():
     assert found['chance'] == 1 / 8 and found['a label shown'] == pytest.approx(0.5)
 
 
+def test_recall_of_more_values_than_training_examples_show_is_guessed_among_the_values_shown():
+    """With 4,096 values 1,024 examples of training do not have every one that is asked."""
+    task = LabelPrediction(MultiQueryRecall(vocab=8192, pairs=(4,)))
+    found = task.trivial(task.slices('test', 32, (1,), 1024)['1x'])['accuracy']
+    assert found['a label shown'] == pytest.approx(0.25)
+    assert found['chance'] == pytest.approx(1 / 4096, rel=0.05)
+
+
 def test_classes_are_guessed_by_the_first_token_and_the_bag():
     def sequence(tokens, label):
         return {'tokens': np.array(tokens), 'segments': np.ones(len(tokens), np.int32), 'label': np.int32(label)}

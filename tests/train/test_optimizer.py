@@ -116,6 +116,27 @@ def test_groups_and_overrides_multiply_rate_and_decay(params: nnx.State):
     }
 
 
+@pytest.mark.parametrize('kind', [AdamW, Lion, Muon])
+@pytest.mark.parametrize('clip', [None, 0.5])
+def test_gradients_of_frozen_parameters_are_zero_before_the_clip(params: nnx.State, kind: type[Optimizer], clip):
+    """Others move as if there were none, however large they are; what is kept has the places that it always had."""
+    free = kind(peak_lr=RATE, schedule=FLAT, clip=clip)
+    frozen = dataclasses.replace(free, overrides=(Override('*/weight', lr=0.0),))
+    weights, others = [], []
+    for factor in (0.0, np.inf):
+        steps = gradients(params)
+        for grads in steps:
+            grads['layers']['weight'][...] = jnp.full_like(grads['layers']['weight'][...], factor)
+        *other, weight = run(frozen, params, steps)
+        others.append(other)
+        weights.append(weight)
+    for a, b in zip(*others, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert all((weight == wide(params)[3].astype(np.float32)).all() for weight in weights)
+    structures = [jax.tree.structure(each.transform(params, STEPS).init(params)) for each in (free, frozen)]
+    assert structures[0] == structures[1]
+
+
 def test_the_schedule_is_followed(params: nnx.State):
     optimizer = AdamW(peak_lr=RATE, schedule=Constant(warmup=4.0), weight_decay=0.0, clip=None)
     np.testing.assert_allclose(
@@ -213,6 +234,9 @@ def test_numbers_that_make_no_sense_are_refused(wrong: dict[str, float]):
         AdamW(**wrong)
     with pytest.raises(UserError, match='multipliers'):
         Group(lr=-1.0)
+    for momentum in (1.0, -0.1):
+        with pytest.raises(UserError, match=f'momentum of an optimizer is {momentum}; it must be a number from 0 to'):
+            Muon(peak_lr=1.0, momentum=momentum)
 
 
 @pytest.mark.parametrize('rescale', [False, True])

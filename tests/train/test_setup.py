@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from attnlab.config import spec
 from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.models.sampling import generate
 from attnlab.testing.jaxprs import equations
+from attnlab.train.optimizer import Override
 from attnlab.train.setup import SAME_BITS, Setup, prepare
 from configs import grokking, language, long_range, recall
 
@@ -53,6 +55,20 @@ def test_two_runs_keep_their_own_precision(setups: dict[str, Setup], matmul: str
     for name, jaxpr in programs.items():
         assert set(precisions(jaxpr.jaxpr)) == {matmul}, name
     assert jax.config.jax_default_matmul_precision is None
+
+
+def test_parameters_that_an_override_freezes_are_left_out_of_the_norm():
+    frozen = config('default')
+    with frozen.unlocked():
+        frozen.optimizer.overrides = (spec(Override, pattern='*', lr=0.0),)
+    setup = prepare(frozen)
+    example = setup.task.example(setup.length)
+    batch = {name: np.ones((2, *value.shape), value.dtype) for name, value in example.items()}
+    state = setup.initialize()
+    before = jax.tree.map(np.asarray, state.params)
+    state, metrics = setup.step(state, setup.place(batch), np.int32(1))
+    assert metrics['good'] and metrics['grad_norm'] == 0
+    jax.tree.map(np.testing.assert_array_equal, before, jax.tree.map(np.asarray, state.params))
 
 
 def test_decoding_has_the_precision_of_its_run(setups: dict[str, Setup]):

@@ -104,6 +104,23 @@ def test_a_step_that_is_not_finite_and_all_after_it_change_nothing():
     np.testing.assert_array_equal(weights_of(state), before)
 
 
+def test_the_recorded_norm_is_of_the_gradients_that_are_trained():
+    """Of frozen parameters they are no part of it, and need not be finite."""
+    for trained, norm in ((lambda grads: grads, np.nan), (lambda grads: jax.tree.map(jnp.zeros_like, grads), 0.0)):
+        graphdef, _, _ = split(Line(rngs=nnx.Rngs(0)))
+        step = jax.jit(make_step(graphdef, Finite(), optax.sgd(0.1), seed=0, trained=trained))
+        _, metrics = step(made()[1], batch(), jnp.int32(1))
+        np.testing.assert_array_equal(metrics['grad_norm'], norm)
+        assert bool(metrics['good']) == (norm == 0)
+
+
+class Finite(Squares):
+    """A loss that is finite where its gradient is not."""
+
+    def measure(self, model, batch, dropout_key):
+        return {'loss': Average.of(jnp.sqrt(jnp.abs(model.w[...] * 0).sum()) * batch['weights'], batch['weights'])}
+
+
 def test_a_model_that_holds_more_than_parameters_is_refused():
     model = Line(rngs=nnx.Rngs(0))
     model.seen = nnx.BatchStat(jnp.zeros(3))

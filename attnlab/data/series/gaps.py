@@ -6,7 +6,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Bool, Float
 
-from attnlab.data.pipeline import Row
+from attnlab.data.pipeline import Row, place_of
 from attnlab.data.series.windows import Scaled
 from attnlab.data.synthetic.problem import SPLITS
 from attnlab.errors import UserError
@@ -81,7 +81,7 @@ class Gapped:
     - `unit`: float32 `v`, of `Scaled`;
     - `weights`: float32, 1.
 
-    Gaps are a function of the seed, the split and the index; training reads others every time.
+    Gaps are a function of the seed, the split and the window; training reads others every time.
 
     Attributes:
       series: scaled, of which every column is read.
@@ -90,7 +90,7 @@ class Gapped:
       gaps: what is missing.
       seed: of the gaps.
       stride: from one window to the next; the last ends with the split.
-      count: the first of the windows; `None`: all.
+      count: so many windows, at equal distances; `None`: all.
     """
 
     series: Scaled
@@ -112,11 +112,10 @@ class Gapped:
         return self.series.split(self.split)
 
     def __len__(self) -> int:
-        windows = -(-(len(self.values) - self.steps) // self.stride) + 1
-        return windows if self.count is None else min(windows, self.count)
+        return self._every if self.count is None else min(self._every, self.count)
 
     def __getitem__(self, index: int) -> Row:
-        stream = np.random.SeedSequence(self.seed, spawn_key=(SPLITS[self.split], int(index)))
+        stream = np.random.SeedSequence(self.seed, spawn_key=(SPLITS[self.split], self._place(int(index))))
         return self.varied(index, np.random.default_rng(stream))
 
     def varied(self, index: int, rng: np.random.Generator) -> Row:
@@ -129,7 +128,15 @@ class Gapped:
 
     def first(self, index: int) -> int:
         """The first row of a window within its split."""
-        return min(index * self.stride, len(self.values) - self.steps)
+        return min(self._place(index) * self.stride, len(self.values) - self.steps)
+
+    @property
+    def _every(self) -> int:
+        return -(-(len(self.values) - self.steps) // self.stride) + 1
+
+    def _place(self, index: int) -> int:
+        """Which of all windows one is."""
+        return place_of(index, self._every, len(self))
 
 
 def row(window: Window, there: Present, unit: Float[np.ndarray, 'v']) -> Row:

@@ -4,14 +4,14 @@ import dataclasses
 
 import numpy as np
 
-from attnlab.data.pipeline import Row
+from attnlab.data.pipeline import Row, place_of
 from attnlab.data.series.series import Values
 from attnlab.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trajectories:
-    """All stretches of `length` rows of a split, one row apart. One holds:
+    """All stretches of `length` rows of a split, one row apart, or some of them. One holds:
 
     - `tokens`: float32 `t v`, the rows;
     - `targets`: float32 `t v`, the row after each;
@@ -20,7 +20,7 @@ class Trajectories:
     Attributes:
       rows: of the split.
       length: rows read.
-      count: the first of the stretches; `None`: all.
+      count: so many stretches, at equal distances; `None`: all.
     """
 
     rows: Values
@@ -36,11 +36,15 @@ class Trajectories:
             )
 
     def __len__(self) -> int:
-        stretches = len(self.rows) - self.length
-        return stretches if self.count is None else min(stretches, self.count)
+        return self._every if self.count is None else min(self._every, self.count)
 
     def __getitem__(self, index: int) -> Row:
         if not 0 <= index < len(self):
             raise IndexError(f'stretch {index} of {len(self)}')
-        stretch = self.rows[index : index + self.length + 1].astype(np.float32)
+        first = place_of(index, self._every, len(self))
+        stretch = self.rows[first : first + self.length + 1].astype(np.float32)
         return {'tokens': stretch[:-1], 'targets': stretch[1:], 'weights': np.float32(1)}
+
+    @property
+    def _every(self) -> int:
+        return len(self.rows) - self.length

@@ -6,7 +6,7 @@ import functools
 import numpy as np
 from jaxtyping import Float
 
-from attnlab.data.pipeline import Row
+from attnlab.data.pipeline import Row, place_of
 from attnlab.data.series.columns import EVERY, Columns
 from attnlab.data.series.dates import marks
 from attnlab.data.series.series import SPLITS, Borders, Series, Values, borders
@@ -76,7 +76,7 @@ def scaled(series: Series, columns: Columns = EVERY) -> Scaled:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Windows:
-    """All windows of a split, one step apart; none is left out.
+    """All windows of a split, one step apart, of which none is left out; or some of them.
 
     Targets lie in the split; look-backs of the later splits begin before it, so that its first row is a target too: a
     split of n rows has `n - horizon + 1` windows, the training split `n - lookback - horizon + 1`. A row holds:
@@ -92,7 +92,7 @@ class Windows:
       split: its name.
       lookback: rows read.
       horizon: rows forecast.
-      count: the first of the windows; `None`: all.
+      count: so many windows, at equal distances; `None`: all.
     """
 
     series: Scaled
@@ -113,14 +113,12 @@ class Windows:
             )
 
     def __len__(self) -> int:
-        start, end = self._rows()
-        windows = end - start - self.lookback - self.horizon + 1
-        return windows if self.count is None else min(windows, self.count)
+        return self._every if self.count is None else min(self._every, self.count)
 
     def __getitem__(self, index: int) -> Row:
         if not 0 <= index < len(self):
             raise IndexError(f'window {index} of {len(self)}')
-        start = self._rows()[0] + index
+        start = self._rows()[0] + place_of(index, self._every, len(self))
         middle = start + self.lookback
         series, end = self.series, middle + self.horizon
         tokens = series.values[start:middle]
@@ -134,6 +132,11 @@ class Windows:
             'naive_error': series.naive_error[: series.targets].astype(np.float32),
             'weights': np.float32(1),
         }
+
+    @property
+    def _every(self) -> int:
+        start, end = self._rows()
+        return end - start - self.lookback - self.horizon + 1
 
     def _rows(self) -> tuple[int, int]:
         """The rows that windows lie in, which begin a look-back before a later split."""

@@ -10,6 +10,9 @@ from attnlab.data.pipeline import Row
 from attnlab.data.synthetic.problem import SPLITS
 from attnlab.errors import UserError, nearest
 
+EDITION = 2
+"""Raised where examples drawn from the same seed become others."""
+
 AT_ONCE = 128
 """Points whose probabilities of all classes are held at once."""
 
@@ -104,5 +107,5 @@ def _frequencies(of: ZipfPrototypes) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.lru_cache(maxsize=4)
 def _prototypes(of: ZipfPrototypes) -> np.ndarray:
-    # Drawn apart from examples, whose streams have three numbers.
-    return np.random.default_rng((of.seed,)).standard_normal((of.classes, of.dim)).astype(np.float32)
+    # A fourth number tells them from examples: fewer than three are filled up with zeros, those of training example 0.
+    return np.random.default_rng((of.seed, 0, 0, 1)).standard_normal((of.classes, of.dim)).astype(np.float32)

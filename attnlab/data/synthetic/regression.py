@@ -10,6 +10,9 @@ from attnlab.data.synthetic.problem import Example, Problem, fitting, require, r
 SINGULAR = 1e-9
 """Variance, in units of the prior's, below which a prediction counts as certain."""
 
+MEASURED = 65_536
+"""Points that the second moments of a representation are measured on."""
+
 
 @dataclasses.dataclass(frozen=True)
 class LinearRegression(Problem):
@@ -27,7 +30,10 @@ class LinearRegression(Problem):
     - `ridge`: `argmin_w sum_j (y_j - w . x_j)^2 + l |w|^2`, `l = noise^2 / E[w^2]`; without noise, its limit, the
       minimum-norm solution. For dense `W` no predictor is better.
     - `gradient_step`: one step of gradient descent from zero with the best preconditioner for so many points `n`,
-      `diag(1 / ((n + 1) S + trace S + l))`, the most that one layer of linear attention can do.
+      `((n + 1) S + (trace S + l) I)^-1`, the most that one layer of linear attention can do. On a representation it is
+      `((n - 1) C + (dim + l) I)^-1`, with `C = E[phi phi']`: it is `E[A] E[A^2 + l A]^-1` for `A = sum_j phi_j phi_j'`,
+      and a `phi` of fixed norm has `E[(phi phi')^2] = dim C`, where points of a normal distribution have
+      `2 S^2 + (trace S) S`. `C` is measured, on the same 65,536 points always.
     - `zero`: predicting zero.
 
     Attributes:
@@ -110,15 +116,17 @@ class LinearRegression(Problem):
 
     @property
     def _spectrum(self) -> np.ndarray:
-        eigenvalues = np.arange(1, self.dim + 1) ** -self.decay
-        return eigenvalues * self.dim / eigenvalues.sum()
+        return _spectrum(self.dim, self.decay)
 
     def _step_predictions(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        spectrum = np.ones(self.dim) if self.layers else self._spectrum
         before = np.arange(len(x))[:, None]
+        spectrum, times = self._spectrum, before + 1
+        if self.layers:
+            spectrum, directions = _principal(self.dim, self.layers, self.decay)
+            x, times = x @ directions, np.maximum(before - 1, 0)
         moments = np.cumsum(x[:, :, None] * y[:, None, :], axis=0)
         moments = np.concatenate([np.zeros_like(moments[:1]), moments[:-1]])
-        scale = 1 / ((before + 1) * spectrum + spectrum.sum() + self._penalty)
+        scale = 1 / (times * spectrum + self.dim + self._penalty)
         return np.einsum('n d, n d, n d o -> n o', x, scale, moments)
 
 
@@ -155,6 +163,21 @@ def posterior_predictions(x: np.ndarray, y: np.ndarray, penalty: float) -> tuple
             weights += np.outer(direction, value - predictions[i]) / variances[i]
             covariance -= np.outer(direction, direction) / variances[i]
     return predictions, variances
+
+
+def _spectrum(dim: int, decay: float) -> np.ndarray:
+    """The variances of the inputs."""
+    eigenvalues = np.arange(1, dim + 1) ** -decay
+    return eigenvalues * dim / eigenvalues.sum()
+
+
+@functools.lru_cache(maxsize=8)
+def _principal(dim: int, layers: int, decay: float) -> tuple[np.ndarray, np.ndarray]:
+    """Eigenvalues and eigenvectors of the second moments of the representation, measured."""
+    x = np.random.default_rng((dim, layers, 1)).standard_normal((MEASURED, dim)) * np.sqrt(_spectrum(dim, decay))
+    features = represented(x, layers)
+    variances, directions = np.linalg.eigh(features.T @ features / MEASURED)
+    return variances, directions
 
 
 @functools.lru_cache(maxsize=8)

@@ -40,9 +40,13 @@ def test_windows_of_etth1(lookback, counts):
     assert {split: len(Windows(series, split, lookback, 96)) for split in counts} == counts
 
 
-def test_shares_are_rounded_as_in_the_released_loaders():
+def test_splits_are_cut_as_in_the_released_loaders():
     assert Shares().counts(7588) == (5311, 760, 1517)
-    assert Shares(train=0.6, test=0.2).counts(16992) == (10195, 3399, 3398)
+    assert PUBLISHED['pems04'].split.counts(16992) == (10195, 3398, 3399)
+    for name in ('pems03', 'pems04', 'pems07', 'pems08'):
+        rows = PUBLISHED[name].rows
+        first, second = int(0.6 * rows), int((0.6 + 0.2) * rows)
+        assert PUBLISHED[name].split.counts(rows) == (first, second - first, rows - second)
 
 
 def test_the_first_target_is_the_first_row_of_a_split_and_the_last_its_last():

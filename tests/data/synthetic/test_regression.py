@@ -101,3 +101,24 @@ def test_the_preconditioner_is_the_best_one():
             changed = best.copy()
             changed[axis] *= factor
             assert error(changed) > error(best)
+
+
+def test_the_step_on_a_representation_is_between_ridge_and_zero():
+    """Of three layers, whose features are far from white: as `regression_representation` has them."""
+    found = averaged(LinearRegression(layers=3), 80, 300)
+    assert found['ridge'].mean() < found['gradient_step'].mean() < 0.5 * found['zero'].mean()
+    assert (found['gradient_step'][1:] < found['zero'][1:]).all()
+
+
+def test_the_preconditioner_of_a_representation_is_the_best_one():
+    """No matrix fitted to what is asked after 7 points does better, decay and noise included."""
+    problem = LinearRegression(dim=3, layers=2, decay=1.0, noise=0.5)
+    source = Examples(problem, 16, baselines=True)
+    rows = [source[i] for i in range(6000)]
+    x, y = (np.stack(part) for part in zip(*(points(row, problem) for row in rows), strict=True))
+    features = represented(x.reshape(-1, 3), 2).reshape(x.shape)
+    moments = np.einsum('b n d, b n o -> b d', features[:, :7], y[:, :7])
+    products = (features[:, 7, :, None] * moments[:, None, :]).reshape(len(rows), -1)
+    fitted = np.linalg.lstsq(products, y[:, 7, 0])[0]
+    best = np.mean((products @ fitted - y[:, 7, 0]) ** 2)
+    assert best < np.mean([row['baseline/gradient_step'][7] for row in rows]) < 1.01 * best
