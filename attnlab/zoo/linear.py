@@ -731,10 +731,12 @@ LINEAR = {
         slow=True,
         implementations=(),
         notes=(
-            'The layer that the released code puts into Transformers. That for the blocks of Mamba has convolutions, a '
-            'gate, and one projection for queries and keys: prelude=ShortConv and gate=OutputGate, with projections of '
-            'their own here. Streams, and rows of several documents, go token by token. init=paper starts linear maps '
-            'with a standard deviation of 0.02, as the released code does; memories always start so.'
+            'The layer that the released code puts into Transformers. In that for the blocks of Mamba queries and keys '
+            'are convolutions of one projection, with biases and without activations, values have none, and a gate is '
+            'by GELU: tied=True, prelude=ShortConv with activation=None and bias=True, gate=OutputGate with '
+            'activation=gelu. Before it those blocks add a convolution of the normalised stream, which is left out. '
+            'Streams, and rows of several documents, go token by token. init=paper starts linear maps with a standard '
+            'deviation of 0.02, as the released code does; memories always start so.'
         ),
         small={'chunk': 4},
         knobs={'heads': 'heads'},
