@@ -18,7 +18,7 @@ from attnlab.nn.norms import HeadOffsetRMSNorm, OffsetRMSNorm, RMSNorm
 from attnlab.nn.positions import Rope
 from attnlab.nn.preludes import Activation, ShortConv
 from attnlab.zoo.linear import LINEAR
-from attnlab.zoo.recipe import PYTORCH, Recipe, Start
+from attnlab.zoo.recipe import UNTOUCHED_SCALED, Recipe, Start
 from attnlab.zoo.recurrent import RECURRENT
 from attnlab.zoo.state_space import STATE_SPACE
 
@@ -89,7 +89,7 @@ HYBRIDS = {
         sequence=True,
         small={'state': 4},
         knobs={'heads': 'heads', 'state': 'state'},
-        start=Start(maps=Initialization(linear=PYTORCH, residual=1.0)),
+        start=Start(maps=UNTOUCHED_SCALED),
         notes=(
             'Every layer is followed by a channel mixer, the Mamba layer too, as in the paper. init=paper starts as '
             "the released code does: PyTorch's linear maps, the last of every branch over the root of their number."
