@@ -181,10 +181,11 @@ LINEAR = {
         packed=True,
         sequence=True,
         notes=(
-            'Trained from scratch, with the softmax of features and of their negatives; their exponentials, without '
-            'a bias: feature_map=SignedExponentials. Maps have biases, as in flash-linear-attention, which divides '
-            'features and negatives by one sum; those of the later code of the authors, LoLCATs, have none. The paper '
-            'also converts trained softmax attention, by distillation of its weights.'
+            'Trained from scratch, with a softmax of features and one of their negatives, as in the later code of the '
+            'authors, LoLCATs, whose maps have no biases. The paper defines exponentials in the place of both: '
+            'feature_map=SignedExponentials, which has no biases. In flash-linear-attention, whose maps have biases as '
+            'these, features and negatives are doubled and have one softmax together. The paper also converts trained '
+            'softmax attention, by distillation of its weights.'
         ),
     ),
     'ecoformer': Recipe(
@@ -556,8 +557,9 @@ LINEAR = {
         smallest_state=128,
         notes=(
             'The mixer of Kimi Linear without its layers of attention. The rank of the output gate is a sixteenth of '
-            'the width, which is the channels of a head at the size of the paper. init=paper starts linear maps and '
-            'convolutions with a standard deviation of 0.02, as the released code does.'
+            'the width; theirs is the channels of a head, a sixteenth in flash-linear-attention as it stands, an '
+            'eighteenth in the released model: 128 of 2,304. init=paper starts linear maps and convolutions with a '
+            'standard deviation of 0.02, as flash-linear-attention does.'
         ),
         start=NARROW_THROUGHOUT,
     ),
