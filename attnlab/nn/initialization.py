@@ -6,7 +6,7 @@ attnlab draws them with fan-in variance, `N(0, 1 / n)` for `n` inputs, and the o
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -89,31 +89,41 @@ class Initialization:
         branches in the stack, so that their sum does not grow with depth. GPT-2 and Mamba have 1, Griffin, whose
         factor is 2 over the number of layers of two branches, 4. Radford et al. 2019; Gu and Dao 2023,
         https://arxiv.org/abs/2312.00752; De et al. 2024, https://arxiv.org/abs/2402.19427.
+      mlp: what the maps of channel mixers start from, if it is not what those of mixers do.
+
+    Raises `UserError` for a residual that is not above 0, and for an `mlp` that has one of its own.
     """
 
     linear: Scaled | Gaussian | Orthogonal | None = None
     output: Scaled | Gaussian | Orthogonal | None = None
     residual: float | None = None
+    mlp: 'Initialization | None' = None
 
     def __post_init__(self) -> None:
         if self.residual is not None and not self.residual > 0:
             raise UserError(f'residual of Initialization is {self.residual}; it must be above 0')
+        if self.mlp is not None and self.mlp.mlp is not None:
+            raise UserError('mlp of Initialization has an mlp of its own; channel mixers have none, leave it out')
 
     def apply(self, blocks: nnx.Module, branches: int, key: jax.Array) -> None:
         """Draws the linear maps of `blocks` anew and scales the last of each branch."""
-        for index, linear in enumerate(_linear_maps(blocks)):
-            last = linear.axes[1] == 'embed'
-            drawn = (self.output or self.linear) if last else self.linear
-            weight = linear.weight[...]
-            if drawn is not None and linear.usual:
-                weight = drawn.initializer()(jax.random.fold_in(key, index), weight.shape, weight.dtype)
-            if last and self.residual is not None:
-                weight = weight * jnp.sqrt(self.residual / branches).astype(weight.dtype)
-            linear.weight[...] = weight
+        for index, (path, linear) in enumerate(_linear_maps(blocks)):
+            start = self if self.mlp is None or 'mlp' not in path else self.mlp
+            linear.weight[...] = start._weight(linear, branches, jax.random.fold_in(key, index))
+
+    def _weight(self, linear: Linear, branches: int, key: jax.Array) -> jax.Array:
+        last = linear.axes[1] == 'embed'
+        drawn = (self.output or self.linear) if last else self.linear
+        weight = linear.weight[...]
+        if drawn is not None and linear.usual:
+            weight = drawn.initializer()(key, weight.shape, weight.dtype)
+        if last and self.residual is not None:
+            weight = weight * jnp.sqrt(self.residual / branches).astype(weight.dtype)
+        return weight
 
 
-def _linear_maps(blocks: nnx.Module) -> Iterator[Linear]:
-    """The linear maps, each once, in the order of their paths."""
-    for _, module in nnx.iter_modules(blocks):
+def _linear_maps(blocks: nnx.Module) -> Iterator[tuple[tuple[Any, ...], Linear]]:
+    """The linear maps with their paths, each once, in the order of these; blocks call their channel mixers `mlp`."""
+    for path, module in nnx.iter_modules(blocks):
         if isinstance(module, Linear):
-            yield module
+            yield path, module

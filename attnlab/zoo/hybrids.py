@@ -18,7 +18,7 @@ from attnlab.nn.norms import HeadOffsetRMSNorm, OffsetRMSNorm, RMSNorm
 from attnlab.nn.positions import Rope
 from attnlab.nn.preludes import Activation, ShortConv
 from attnlab.zoo.linear import LINEAR
-from attnlab.zoo.recipe import PYTORCH, Recipe, Start
+from attnlab.zoo.recipe import UNTOUCHED_SCALED, Recipe, Start
 from attnlab.zoo.recurrent import RECURRENT
 from attnlab.zoo.state_space import STATE_SPACE
 
@@ -89,7 +89,7 @@ HYBRIDS = {
         sequence=True,
         small={'state': 4},
         knobs={'heads': 'heads', 'state': 'state'},
-        start=Start(maps=Initialization(linear=PYTORCH, residual=1.0)),
+        start=Start(maps=UNTOUCHED_SCALED),
         notes=(
             'Every layer is followed by a channel mixer, the Mamba layer too, as in the paper. init=paper starts as '
             "the released code does: PyTorch's linear maps, the last of every branch over the root of their number."
@@ -161,7 +161,8 @@ HYBRIDS = {
         layer=MixerAndMLP(norm=spec(RMSNorm, eps=1e-5)),
         notes=(
             'Three layers of kda to one of latent attention without positions, as mla with nothing rotated. The output '
-            'gate has a bias, as in flash-linear-attention; that of the released model has none: gate.bias=False. The '
+            'gate has a bias, as in flash-linear-attention; that of the released model has none: gate.bias=False. '
+            'Together heads are as wide as the model; the released ones, 32 of 128 channels, 1.78 times its 2,304. The '
             'channel mixer of other recipes, where the paper has a mixture of experts.'
         ),
     ),

@@ -47,7 +47,16 @@ from attnlab.nn.levels import LevelWeights
 from attnlab.nn.norms import HeadRMSNorm, LayerNorm, RMSNorm, SimpleRMSNorm
 from attnlab.nn.positions import Rope
 from attnlab.nn.preludes import Activation, ShortConv
-from attnlab.zoo.recipe import NARROW, NARROW_THROUGHOUT, PYTORCH, UNTOUCHED, Recipe, Start
+from attnlab.zoo.recipe import (
+    LOG_LINEAR,
+    NARROW,
+    NARROW_THROUGHOUT,
+    PYTORCH,
+    UNTOUCHED,
+    UNTOUCHED_SCALED,
+    Recipe,
+    Start,
+)
 
 LINEAR = {
     'linear_transformer': Recipe(
@@ -85,7 +94,8 @@ LINEAR = {
             'frequencies to 1 inclusive and pairs neighbours. The row scalings of the paper cancel in the norm and are '
             'left out; the norm has a gain. To equal attention in parameters the paper halves the channel mixer. '
             'init=paper draws queries, keys, values and gate five times less spread than the output map, as the '
-            'released code does; here the maps of the channel mixer are drawn so too.'
+            'released code did until it halved the latter; here the maps of the channel mixer are drawn so too, there '
+            'as PyTorch makes them.'
         ),
         start=Start(
             maps=Initialization(
@@ -171,10 +181,11 @@ LINEAR = {
         packed=True,
         sequence=True,
         notes=(
-            'Trained from scratch, with the softmax of features and of their negatives; their exponentials, without '
-            'a bias: feature_map=SignedExponentials. Maps have biases, as in flash-linear-attention, which divides '
-            'features and negatives by one sum; those of the later code of the authors, LoLCATs, have none. The paper '
-            'also converts trained softmax attention, by distillation of its weights.'
+            'Trained from scratch, with a softmax of features and one of their negatives, as in the later code of the '
+            'authors, LoLCATs, whose maps have no biases. The paper defines exponentials in the place of both: '
+            'feature_map=SignedExponentials, which has no biases. In flash-linear-attention, whose maps have biases as '
+            'these, features and negatives are doubled and have one softmax together. The paper also converts trained '
+            'softmax attention, by distillation of its weights.'
         ),
     ),
     'ecoformer': Recipe(
@@ -495,10 +506,10 @@ LINEAR = {
         notes=(
             'Values twice as wide as keys, as in the paper. Eigenvalues below zero: gates.scale=2. The strength of '
             'writes has a bias in the code of the authors, none here and in flash-linear-attention. init=paper leaves '
-            'linear maps as PyTorch makes them, as the authors do, who divide the last ones of channel mixers by the '
-            'root of the branches besides; flash-linear-attention starts maps and convolutions with 0.02.'
+            'linear maps as PyTorch makes them, the last ones of channel mixers over the root of the branches, as the '
+            'authors do; flash-linear-attention starts maps and convolutions with 0.02.'
         ),
-        start=UNTOUCHED,
+        start=Start(maps=Initialization(linear=PYTORCH, mlp=UNTOUCHED_SCALED)),
     ),
     'log_linear_gated_delta_net': Recipe(
         spec=spec(
@@ -521,14 +532,11 @@ LINEAR = {
         notes=(
             'gated_delta_net whose past is divided into blocks of doubling length, each read with a weight of its own. '
             'Every level is a run of the core. Levels count from the first token of a document that is seen, and reach '
-            'over 16,384 tokens: levels.count=15. init=paper starts as the released code does: linear maps and '
-            'convolutions with a standard deviation of 0.02, the last map of every branch as PyTorch has it, over the '
-            'root of their number.'
+            'over 16,384 tokens: levels.count=15. init=paper starts linear maps and convolutions with a standard '
+            'deviation of 0.006, as the configs of its models do, and the last of every branch as PyTorch has it, over '
+            'the root of their number.'
         ),
-        start=Start(
-            maps=Initialization(linear=Gaussian(0.02), output=PYTORCH, residual=1.0),
-            arguments=NARROW_THROUGHOUT.arguments,
-        ),
+        start=LOG_LINEAR,
     ),
     'kda': Recipe(
         spec=spec(
@@ -549,8 +557,9 @@ LINEAR = {
         smallest_state=128,
         notes=(
             'The mixer of Kimi Linear without its layers of attention. The rank of the output gate is a sixteenth of '
-            'the width, which is the channels of a head at the size of the paper. init=paper starts linear maps and '
-            'convolutions with a standard deviation of 0.02, as the released code does.'
+            'the width; theirs is the channels of a head, a sixteenth in flash-linear-attention as it stands, an '
+            'eighteenth in the released model: 128 of 2,304. init=paper starts linear maps and convolutions with a '
+            'standard deviation of 0.02, as flash-linear-attention does.'
         ),
         start=NARROW_THROUGHOUT,
     ),
@@ -613,10 +622,12 @@ LINEAR = {
             'kda with a strength for every channel of keys that erase and of values that are written, and SiLU for the '
             'output gate, as in the code of the authors; flash-linear-attention has the sigmoid of kda: '
             'gate.activation=sigmoid. The rank of the gate is a sixteenth of the width; theirs is the channels of a '
-            'head. Eigenvalues below zero: gates.scale=2. init=paper draws all linear maps as theirs, uniform by '
-            'Xavier with a gain of 2^(-5/2), those of channel mixers too.'
+            'head. Eigenvalues below zero: gates.scale=2. init=paper draws the maps of mixers as theirs, uniform by '
+            'Xavier with a gain of 2^(-5/2); channel mixers start as those of gated_delta_net.'
         ),
-        start=Start(maps=Initialization(linear=Scaled(gain=2**-5, mode='fan_avg', distribution='uniform'))),
+        start=Start(
+            maps=Initialization(linear=Scaled(gain=2**-5, mode='fan_avg', distribution='uniform'), mlp=UNTOUCHED_SCALED)
+        ),
     ),
     'comba': Recipe(
         spec=spec(
@@ -731,10 +742,12 @@ LINEAR = {
         slow=True,
         implementations=(),
         notes=(
-            'The layer that the released code puts into Transformers. That for the blocks of Mamba has convolutions, a '
-            'gate, and one projection for queries and keys: prelude=ShortConv and gate=OutputGate, with projections of '
-            'their own here. Streams, and rows of several documents, go token by token. init=paper starts linear maps '
-            'with a standard deviation of 0.02, as the released code does; memories always start so.'
+            'The layer that the released code puts into Transformers. In that for the blocks of Mamba queries and keys '
+            'are convolutions of one projection, with biases and without activations, values have none, and a gate is '
+            'by GELU: tied=True, prelude=ShortConv with activation=None and bias=True, gate=OutputGate with '
+            'activation=gelu. Before it those blocks add a convolution of the normalised stream, which is left out. '
+            'Streams, and rows of several documents, go token by token. init=paper starts linear maps with a standard '
+            'deviation of 0.02, as the released code does; memories always start so.'
         ),
         small={'chunk': 4},
         knobs={'heads': 'heads'},
@@ -776,10 +789,9 @@ LINEAR = {
         notes=(
             'Thirty conjugate gradients, in prompts and token by token, from zero; the released code starts single '
             'tokens from a guess, and adds 1e-5 to denominators, which keeps it some 1e-4 from the solution. '
-            'init=paper starts linear maps with a standard deviation of 0.02, as that code does, but not the '
-            'convolutions.'
+            'init=paper starts linear maps and convolutions with a standard deviation of 0.02, as that code does.'
         ),
         knobs={'heads': 'heads'},
-        start=NARROW,
+        start=NARROW_THROUGHOUT,
     ),
 }

@@ -65,11 +65,21 @@ PYTORCH = Scaled(gain=1 / 3, distribution='uniform')
 UNTOUCHED = Start(maps=Initialization(linear=PYTORCH))
 """Linear maps as PyTorch makes them; biases, which it draws too, start at zero here."""
 
+UNTOUCHED_SCALED = Initialization(linear=PYTORCH, residual=1.0)
+"""Such maps, the last of every branch over the root of the number of branches."""
+
 NARROW = Start(maps=Initialization(linear=Gaussian(0.02)))
 """Linear maps with a standard deviation of 0.02 at every width, channel mixers included."""
 
 NARROW_THROUGHOUT = Start(maps=NARROW.maps, arguments={'prelude.gain': 4 * 0.02**2})
 """The taps of convolutions too, of width 4, though uniform where flash-linear-attention has them normal."""
+
+LOG_LINEAR = Start(
+    maps=Initialization(linear=Gaussian(0.006), output=PYTORCH, residual=1.0),
+    arguments={'prelude.gain': 4 * 0.006**2},
+)
+"""Maps and taps as narrow as in the released configs of log-linear attention, of a width of 1,536, at every width; the
+last of every branch as PyTorch has it over the root of the number of branches."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

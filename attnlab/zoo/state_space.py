@@ -6,15 +6,14 @@ from attnlab.mixers.combine import Backwards, SideBySide
 from attnlab.mixers.state_space.selective import SelectiveSSM, SelectiveSystem, StateSpaceDual
 from attnlab.mixers.state_space.structured import StructuredSSM
 from attnlab.mixers.state_space.trapezoidal import TrapezoidalSSM
-from attnlab.nn.initialization import Gaussian, Initialization
 from attnlab.nn.levels import LevelWeights
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.preludes import ShortConv
 from attnlab.nn.readouts import GatedReadout, SelfGate
 from attnlab.nn.systems import DiagonalSystem, LowRankSystem, RingSystem, SharedSystem
-from attnlab.zoo.recipe import PYTORCH, Recipe, Start
+from attnlab.zoo.recipe import LOG_LINEAR, UNTOUCHED_SCALED, Recipe, Start
 
-MAMBA = Start(maps=Initialization(linear=PYTORCH, residual=1.0))
+MAMBA = Start(maps=UNTOUCHED_SCALED)
 """As in the released code: PyTorch's linear maps, the last of every block over the root of the number of blocks."""
 
 EXACT = spec(GatedReadout, activation='gelu_exact')
@@ -86,14 +85,15 @@ STATE_SPACE = {
         small={'head_dim': 8, 'state': 4},
         knobs={'heads': 'head_dim', 'state': 'state'},
         smallest_state=16,
-        start=Start(maps=Initialization(linear=Gaussian(), output=PYTORCH, residual=1.0)),
+        start=LOG_LINEAR,
         notes=(
             'mamba2 whose past is divided into blocks of doubling length, each read with a weight of its own. Every '
             'level is a run of the core. Levels count from the first token of a document that is seen, and reach over '
             '16,384 tokens: levels.count=15. Weights of levels have a map of their own. Every mixer is followed by a '
             'channel mixer, as in the released models. Rates of decay start as those of mamba2, drawn; the released '
-            'code has 1, 2, 3 and so on over the heads. init=paper draws linear maps with a deviation of 0.02 and the '
-            "last of every branch as PyTorch's over the root of their number."
+            'code has 1, 2, 3 and so on over the heads. init=paper starts linear maps and the convolution with a '
+            'standard deviation of 0.006, as the configs of its models do, and the last of every branch as PyTorch has '
+            'it, over the root of their number.'
         ),
     ),
     'mamba3': Recipe(

@@ -74,6 +74,16 @@ def test_another_distribution_for_the_last_maps():
     assert np.abs(ending(drawn, 'mlp.down.weight')).max() == pytest.approx(math.sqrt(6 / (5 * WIDTH)), rel=0.01)
 
 
+def test_channel_mixers_may_start_otherwise(usual):
+    """Their own maps, the last over the root of all branches; what mixers start from is that of the rest."""
+    drawn = made(linear=spec(Gaussian), mlp=spec(Initialization, residual=1.0))
+    for end in ('mixer.input.weight', 'mixer.output.weight'):
+        assert ending(drawn, end).std() == pytest.approx(0.02, rel=0.05)
+    np.testing.assert_array_equal(ending(drawn, 'mlp.up.weight'), ending(usual, 'mlp.up.weight'))
+    scaled = ending(usual, 'mlp.down.weight') / math.sqrt(2 * DEPTH)
+    np.testing.assert_allclose(ending(drawn, 'mlp.down.weight'), scaled, rtol=1e-6)
+
+
 def test_a_stack_saved_without_initialization_is_as_it_was():
     config = stack_spec((MIXER,), depth=DEPTH, mlp=None)
     saved = plain(config)
@@ -170,6 +180,11 @@ def normal(deviation):
     return 'normal', deviation
 
 
+def narrow(deviation):
+    """What the taps of a convolution start from that are normal in their released code."""
+    return 'uniform', math.sqrt(3) * deviation
+
+
 BRANCHES = 2 * DEPTH
 """Of a stack of layers of a mixer and a channel mixer; mixers that stand alone are as many blocks."""
 
@@ -228,6 +243,41 @@ PUBLISHED_MAPS = {
         ),
         normal(0.02),
     ),
+    'mesa_net': {
+        **dict.fromkeys(('mixer.query.weight', 'mixer.output.weight', 'mlp.down.weight'), normal(0.02)),
+        **{f'mixer.convs.{i}.taps': narrow(0.02) for i in range(2)},
+    },
+    # Keys of three quarters of the width, values of one and a half.
+    'gated_delta_net': {
+        'mixer.query.weight': pytorch(WIDTH),
+        'mixer.output.weight': pytorch(3 * WIDTH // 2),
+        'preludes.0.taps': pytorch(4),
+        'mlp.up.weight': pytorch(WIDTH),
+        'mlp.down.weight': pytorch(4 * WIDTH * BRANCHES),
+    },
+    'gated_delta_net2': {
+        **{f'mixer.{name}.weight': xavier(WIDTH, WIDTH, 2**-2.5) for name in ('query', 'key', 'value', 'output')},
+        'mixer.gate.down.weight': xavier(WIDTH, WIDTH // 16, 2**-2.5),
+        'mixer.gate.up.weight': xavier(WIDTH // 16, WIDTH, 2**-2.5),
+        'preludes.0.taps': pytorch(4),
+        'mlp.up.weight': pytorch(WIDTH),
+        'mlp.down.weight': pytorch(4 * WIDTH * BRANCHES),
+    },
+    'log_linear_mamba2': {
+        'mixer.input.weight': normal(0.006),
+        'levels.linear.weight': normal(0.006),
+        'prelude.taps': narrow(0.006),
+        'mixer.output.weight': pytorch(2 * WIDTH * BRANCHES),
+        'mlp.up.weight': normal(0.006),
+        'mlp.down.weight': pytorch(4 * WIDTH * BRANCHES),
+    },
+    'log_linear_gated_delta_net': {
+        'mixer.query.weight': normal(0.006),
+        **{f'preludes.{i}.taps': narrow(0.006) for i in range(3)},
+        'mixer.output.weight': pytorch(3 * WIDTH // 2 * BRANCHES),
+        'mlp.up.weight': normal(0.006),
+        'mlp.down.weight': pytorch(4 * WIDTH * BRANCHES),
+    },
     'base_conv': {'mixer.gate.weight': pytorch(WIDTH), 'conv.taps': pytorch(3)},
     'mingru': {
         'update.weight': pytorch(WIDTH),
@@ -290,5 +340,7 @@ def test_every_stated_start_names_arguments_of_its_mixers():
 def test_wrong_values_are_refused():
     with pytest.raises(UserError, match='residual of Initialization is 0'):
         Initialization(residual=0.0)
+    with pytest.raises(UserError, match='mlp of Initialization has an mlp'):
+        Initialization(mlp=Initialization(mlp=Initialization()))
     with pytest.raises(UserError, match="mode of Scaled is 'fan_out'; it must be 'fan_in' or 'fan_avg'"):
         Scaled(mode='fan_out')

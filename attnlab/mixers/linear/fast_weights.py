@@ -34,7 +34,7 @@ class FastWeightsState(NamedTuple):
     Attributes:
       memory: float32 or float64.
       place: how many tokens the latest mini-batch has, `b`.
-      preludes: the states of the preludes of queries, keys and values; empty without preludes.
+      preludes: the states of the preludes of queries, keys and, unless these are tied, values; empty without preludes.
       segment: the segment of the last token, `b`; -1 before the first.
     """
 
@@ -69,6 +69,7 @@ class FastWeights(Mixer):
         descent: Callable[..., Descent],
         chunk: int = 16,
         bias: bool = False,
+        tied: bool = False,
         prelude: Callable[..., Prelude] | None = None,
         feature_map: Callable[..., FeatureMap] | None = None,
         position: Rope | None = None,
@@ -86,6 +87,8 @@ class FastWeights(Mixer):
           descent: made as `descent(dim, heads=, channels=, chunk=, rngs=)`.
           chunk: tokens of a mini-batch.
           bias: whether memories have one, `W^T k + c`, trained likewise.
+          tied: whether queries and keys have one projection, which preludes of their own tell apart, and values have no
+            prelude.
           prelude: made as `prelude(features, rngs=)`, one each for queries, keys and values.
           feature_map: made as `feature_map(channels, heads=, rngs=)`; keeps the number of channels.
           position: rotates queries and keys by their place in the mini-batch.
@@ -96,8 +99,11 @@ class FastWeights(Mixer):
         """
         self.heads, self.channels, self.chunk = heads, head_channels(dim, heads), chunk
         self.position = position
-        self.query, self.key, self.value = (Linear(dim, dim, rngs=rngs) for _ in range(3))
-        self.preludes = nnx.List([] if prelude is None else [prelude(dim, rngs=rngs) for _ in range(3)])
+        self.query = Linear(dim, dim, rngs=rngs)
+        self.key = None if tied else Linear(dim, dim, rngs=rngs)
+        self.value = Linear(dim, dim, rngs=rngs)
+        count = 2 if tied else 3
+        self.preludes = nnx.List([] if prelude is None else [prelude(dim, rngs=rngs) for _ in range(count)])
         self.feature_map = None if feature_map is None else feature_map(self.channels, heads=heads, rngs=rngs)
         self.loss = loss(self.channels, heads=heads, rngs=rngs)
         self.descent = descent(dim, heads=heads, channels=self.channels, chunk=chunk, rngs=rngs)
@@ -154,7 +160,8 @@ class FastWeights(Mixer):
     def _project(
         self, x: Sequence, ctx: Context, place: Int[Array, 'b t'], state: FastWeightsState | None
     ) -> tuple[tuple[Queries, Keys, Values], tuple[State, ...]]:
-        projected = [linear(x) for linear in (self.query, self.key, self.value)]
+        query = self.query(x)
+        projected = [query, query if self.key is None else self.key(x), self.value(x)]
         preludes: list[State] = []
         for i, prelude in enumerate(self.preludes):
             projected[i], after = prelude(projected[i], ctx.segments, None if state is None else state.preludes[i])

@@ -35,7 +35,6 @@ from tests.mixers.linear.equations import (
     heads,
     recipe,
     sigmoid,
-    silu,
 )
 
 K = DIM // HEADS
@@ -95,10 +94,27 @@ def ttt_linear(mixer: FastWeights, x: np.ndarray, chunk: int) -> np.ndarray:
     return apply(mixer.output, ttt_reads(mixer, q, k, v, x, chunk))
 
 
+IN_MAMBA = {
+    'tied': True,
+    'prelude': functools.partial(ShortConv, activation=None, bias=True),
+    'gate': functools.partial(OutputGate, activation='gelu'),
+}
+"""The form for the blocks of Mamba, `TTTLinear` of `ttt/models/ttt_layer.py` in test-time-training/ttt-lm-jax."""
+
+
+def plainly_convolved(conv: ShortConv, x: np.ndarray) -> np.ndarray:
+    taps, bias = (np.asarray(each[...], np.float64) for each in (conv.taps, conv.bias))
+    past = np.concatenate([np.zeros((len(taps) - 1, x.shape[1])), x])
+    return bias + np.stack([(taps * past[t : t + len(taps)]).sum(0) for t in range(len(x))])
+
+
 def ttt_in_mamba(mixer: FastWeights, x: np.ndarray, chunk: int) -> np.ndarray:
-    """The form for the blocks of Mamba, with a projection each for queries and keys."""
-    read = ttt_reads(mixer, *convolved(mixer, x), x, chunk)
-    return apply(mixer.output, read * silu(apply(mixer.gate.linear, x)))
+    """Queries and keys are convolutions, with a bias, of one projection; the values and the gate, by GELU, are maps."""
+    both, u = apply(mixer.query, x), apply(mixer.gate.linear, x)
+    q, k = (heads(plainly_convolved(conv, both)) for conv in mixer.preludes)
+    read = ttt_reads(mixer, q, k, heads(apply(mixer.value, x)), x, chunk)
+    gelu = u * (1 + np.tanh(np.sqrt(2 / np.pi) * (u + 0.044715 * u**3))) / 2
+    return apply(mixer.output, gelu * read)
 
 
 def titans(q, k, v, rate, momentum, kept, W: np.ndarray, chunk: int) -> np.ndarray:
@@ -127,23 +143,36 @@ def titans_linear(mixer: FastWeights, x: np.ndarray, chunk: int) -> np.ndarray:
     return gated_output(mixer, out, x)
 
 
-EQUATIONS = {'ttt_linear': ttt_linear, 'titans_linear': titans_linear}
+EQUATIONS = {
+    'ttt_linear': ('ttt_linear', ttt_linear, {}),
+    'ttt_linear in the blocks of Mamba': ('ttt_linear', ttt_in_mamba, IN_MAMBA),
+    'titans_linear': ('titans_linear', titans_linear, {}),
+}
 
 
-@pytest.mark.parametrize('name', EQUATIONS)
-def test_the_layer_is_that_of_the_paper(name: str):
+@pytest.mark.parametrize('form', EQUATIONS)
+def test_the_layer_is_that_of_the_paper(form: str):
     """Documents of a packed row token by token, and a row of one document by mini-batches, the last one short."""
-    equations = functools.partial(EQUATIONS[name], chunk=4)
-    check_layer(name, equations, chunk=4)
-    mixer, x = recipe(name, chunk=4), batch()[0]
+    name, layer, overrides = EQUATIONS[form]
+    equations = functools.partial(layer, chunk=4)
+    check_layer(name, equations, chunk=4, **overrides)
+    mixer, x = recipe(name, chunk=4, **overrides), batch()[0]
     y, _ = jax.jit(mixer)(x, Context.full(*x.shape[:2]))
     for found, row in zip(y, x, strict=True):
         np.testing.assert_allclose(found, equations(mixer, np.asarray(row)), rtol=1e-9, atol=1e-9)
 
 
-def test_the_form_for_blocks_of_mamba_has_convolutions_and_a_gate():
-    equations = functools.partial(ttt_in_mamba, chunk=4)
-    check_layer('ttt_linear', equations, chunk=4, prelude=ShortConv, gate=OutputGate)
+def test_tied_queries_and_keys_stream_as_they_are_read_at_once():
+    """Two preludes have states, split anywhere."""
+    mixer, (x, ctx) = recipe('ttt_linear', chunk=4, **IN_MAMBA), batch()
+    whole, _ = jax.jit(mixer)(x, ctx)
+    state, parts = mixer.init_state(*x.shape[:2], x.dtype), []
+    assert mixer.key is None and len(state.preludes) == 2
+    for piece in (slice(0, 3), slice(3, 4), slice(4, None)):
+        part = Context(ctx.positions[:, piece], ctx.segments[:, piece])
+        y, state = jax.jit(mixer)(x[:, piece], part, state)
+        parts.append(y)
+    np.testing.assert_allclose(jnp.concatenate(parts, axis=1), whole, rtol=1e-9, atol=1e-9)
 
 
 class Minus(InnerLoss):
