@@ -75,6 +75,11 @@ def _linear_attention(fields: Fields) -> Fields:
     return {'values_per_key': 1, 'gates': None, 'joint_norm': None, 'write': additive, **fields}
 
 
+def _implicit_quantiles(fields: Fields) -> Fields:
+    """No one stood beside the hidden state once."""
+    return {'constant': False, **fields}
+
+
 def _quasi_random(fields: Fields) -> Fields:
     """Seeds were used in rotation once, whatever the sequence."""
     return {'paired': False, **fields}
@@ -135,6 +140,7 @@ UPGRADES: MappingProxyType[str, Callable[[Fields], Fields]] = MappingProxyType(
         'attnlab.mixers.linear.attention.LinearAttention': _linear_attention,
         'attnlab.mixers.softmax.attention.Attention': _attention,
         'attnlab.mixers.state_space.two_sided.TwoWaySSM': _two_way,
+        'attnlab.models.heads.distributional.ImplicitQuantiles': _implicit_quantiles,
         'attnlab.models.model.Classifier': _model(pool={'target': 'attnlab.nn.pools.MeanPool'}, streaming=False),
         'attnlab.models.model.Encoder': _model(pool=None, streaming=False),
         'attnlab.models.model.LanguageModel': _model(pool=None, streaming=True),

@@ -46,8 +46,8 @@ beginning of the series before every look-back, as a context (the row `prompted`
 deviation and change. `RUN` reads bytes (`tokens=bytes`).
 
 `system=msft,run=RUN` has the patches and layers of a forecaster of this config that was trained before, frozen, in its
-sizes and with its look-back (`RUN` was made with `form=bidirectional`, `inputs=apart`), and reads the window at three
-scales, for each of which adapters and a head are trained.
+sizes, with its look-back, `norm` and `gain` (`RUN` was made with `form=bidirectional`, `inputs=apart`), and reads the
+window at three scales, for each of which adapters and a head are trained.
 
 `head` is one of those of real numbers that `attnlab zoo --heads` lists, or `affine`, the default; `quantiles`,
 `mixture_density`, `c51` and `iqn` predict distributions, whose CRPS and coverage are then reported. `size`,
@@ -63,7 +63,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from attnlab.config import arguments, check_not_given, choose, spec, takes, whole
+from attnlab.config import arguments, check_not_given, choose, plain, spec, takes, whole
 from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.series.basis import TrainingBasis
 from attnlab.data.series.columns import Columns
@@ -436,7 +436,7 @@ def get_config(arg: str = '') -> ConfigDict:
     basis = TrainingBasis(series, columns) if system.orthogonal else None
     stacked = functools.partial(_stacked, system, windows, basis, size, chosen)
     if system.scales:
-        stacked = functools.partial(_multiscale, windows, system, chosen['run'])
+        stacked = functools.partial(_multiscale, windows, system, given)
     elif system.frozen:
         stacked = functools.partial(_frozen, windows, system, whole('horizon', chosen['horizon']), chosen['run'])
     model = _linear(system, windows, chosen) if linear else stacked()
@@ -450,7 +450,7 @@ def get_config(arg: str = '') -> ConfigDict:
             peak_lr=size.linear_lr if linear else size.peak_lr,
             schedule=Cosine(warmup=0.1),
             weight_decay=size.weight_decay,
-            overrides=_frozen_groups(system),
+            overrides=_frozen_groups(system, model),
         ),
         start=spec(FromRun, run=chosen['run'], leave=_left(system)) if system.frozen else None,
     )
@@ -585,8 +585,12 @@ def _frozen(windows: Mapping[str, Any], system: System, horizon: int, run: str) 
     )
 
 
-def _multiscale(windows: Mapping[str, Any], system: System, run: str) -> ConfigDict:
-    """The layers of a run, reading several scales. Raises `UserError` for a run of another kind, or look-back."""
+def _multiscale(windows: Mapping[str, Any], system: System, given: Mapping[str, str]) -> ConfigDict:
+    """The layers of a run, reading several scales of windows normalised as there.
+
+    Raises `UserError` for a run of another kind, or look-back, and for a norm or gain of windows that is not the run's.
+    """
+    run = given['run']
     model = saved_config(pathlib.Path(run)).model
     kinds = model.target, model.inputs.target if 'inputs' in model else None
     if kinds != (spec(StackForecaster).target, spec(VariatesApart).target) or 'depth' not in model.stack:
@@ -595,7 +599,7 @@ def _multiscale(windows: Mapping[str, Any], system: System, run: str) -> ConfigD
         raise UserError(f'run={run} reads its last token alone; name one with form=bidirectional')
     if model.lookback != windows['lookback']:
         raise UserError(f'lookback={windows["lookback"]} is not that of run={run}, {model.lookback}')
-    return spec(
+    made = spec(
         MultiscaleForecaster,
         dim=model.dim,
         stack=model.stack.copy_and_resolve_references(),
@@ -604,6 +608,18 @@ def _multiscale(windows: Mapping[str, Any], system: System, run: str) -> ConfigD
         inputs=model.inputs.copy_and_resolve_references(),
         scales=system.scales,
     )
+    for name, part in (('norm', 'window_norm'), ('gain', 'window_gain')):
+        had = model[part]
+        if given[name] and plain(made[part]) != plain(had):
+            kind = 'none' if had is None else had.target.rpartition('.')[2]
+            raise UserError(f'{name}={given[name]} is not that of run={run}, {kind}; leave it out')
+        made[part] = None if had is None else had.copy_and_resolve_references()
+    if made.window_gain is not None and model.variates != made.variates:
+        raise UserError(
+            f'run={run} has a gain for every variate ({model.variates}), and data={given["data"] or FIRST["data"]} has '
+            f'{made.variates}; name a run made with gain=0'
+        )
+    return made
 
 
 def _segmented() -> str:
@@ -618,11 +634,15 @@ def _left(system: System) -> tuple[str, ...]:
     return SCALES if system.scales else LANGUAGE
 
 
-def _frozen_groups(system: System) -> tuple[Override, ...]:
+def _frozen_groups(system: System, model: ConfigDict) -> tuple[Override, ...]:
     """Overrides of what is taken of a run and not trained."""
     if not system.frozen:
         return ()
-    taken = ('stack/*', 'norm/*', *(('embedding/*',) if system.scales or system.texts else ()))
+    taken = ['stack/*', 'norm/*']
+    if system.scales or system.texts:
+        taken.append('embedding/*')
+    if system.scales and model.window_gain is not None:
+        taken.append('window_gain/*')
     return tuple(Override(pattern, lr=0.0, weight_decay=0.0) for pattern in taken)
 
 

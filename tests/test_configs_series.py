@@ -131,6 +131,25 @@ def test_a_frozen_language_model_reads_texts_beside_segments(tmp_path):
     series.get_config(f'system=autotimes,{arguments}')
 
 
+def test_an_encoder_reads_windows_in_the_units_that_it_was_trained_in(tmp_path):
+    """Norm and gain are those of the run, and a gain is not trained on, as what reads its windows is not."""
+    encoder, asked = 'zoo=mha,form=bidirectional,lookback=64,patch=8', f'system=msft,run={tmp_path},lookback=64'
+    for norm, gain in (('last_value', '0'), ('none', '0'), ('instance', '1')):
+        made = series.get_config(f'{encoder},norm={norm},gain={gain}')
+        save(made, tmp_path / 'config.json')
+        for given in ('', f',norm={norm},gain={gain}'):
+            config = series.get_config(f'{asked}{given}')
+            for part in ('window_norm', 'window_gain'):
+                assert plain(config.model[part]) == plain(made.model[part])
+        frozen = {one.pattern for one in prepare(config).optimizer.overrides if one.lr == one.weight_decay == 0}
+        assert frozen == {'stack/*', 'norm/*', 'embedding/*'} | ({'window_gain/*'} if gain == '1' else set())
+    for given, had in (('norm=none', 'InstanceNorm'), ('norm=last_value', 'InstanceNorm'), ('gain=0', 'WindowGain')):
+        with pytest.raises(UserError, match=f'{given} is not that of run=.*, {had}; leave it out'):
+            series.get_config(f'{asked},{given}')
+    with pytest.raises(UserError, match=r'run=.* has a gain for every variate \(1\), and data=lorenz has 3'):
+        series.get_config(f'{asked},data=lorenz')
+
+
 def test_an_encoder_is_read_at_several_scales(tmp_path):
     """Patches, layers and norm are in the config as they were and are not trained; heads and adapters are new."""
     made = series.get_config('zoo=mha,form=bidirectional,lookback=64,patch=8,horizon=32')

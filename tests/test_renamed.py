@@ -4,6 +4,7 @@ import pytest
 
 from attnlab.config import build, from_plain, plain
 from attnlab.errors import UserError
+from attnlab.models.heads.registry import REGRESSORS
 from attnlab.signature import parameters
 from attnlab.train.run import differences
 from attnlab.trust import named
@@ -136,6 +137,13 @@ def test_vim_whose_convolutions_had_only_a_width(width):
     saved = {name: value for name, value in today.items() if name != 'prelude'} | width
     assert plain(from_plain(saved)) == today
     assert from_plain(saved | {'width': 3}).prelude.width == 3
+
+
+def test_implicit_quantiles_before_a_one_stood_beside_the_hidden_state():
+    today = plain(REGRESSORS['iqn'].spec)
+    assert today['constant'] and plain(from_plain(today)) == today
+    saved = {name: value for name, value in today.items() if name != 'constant'} | {'kappa': 1.0}
+    assert plain(from_plain(saved)) == today | {'constant': False, 'kappa': 1.0}
 
 
 @pytest.mark.parametrize('recipe', ['linear_transformer', 'retnet', 'gla'])

@@ -157,6 +157,8 @@ class WindowModel(Module):
             raise UserError(f'{type(self.head).__name__} forecasts numbers, not distributions')
         features, level, scale = _apart(hidden)
         every = jnp.broadcast_to(levels.reshape((1,) * (hidden.ndim - 1) + (-1,)), (*hidden.shape[:-1], len(levels)))
+        # A negative gain turns the distribution over.
+        every = jnp.where(scale < 0, 1 - every, every)
         return self.head.quantiles(features, every) * scale[..., None] + level[..., None]
 
     def sample(self, hidden: Float[Array, 'b d'], key: Array, *, temperature: float, top_p: float) -> Int[Array, ' b']:

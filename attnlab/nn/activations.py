@@ -158,9 +158,9 @@ class PDELU(Elementwise):
 
 
 class PAU(Module):
-    """`sum_{0..5} a_j x^j / (1 + |sum_{1..4} b_k x^k|)`, learned from near a leaky ReLU on [-3, 3].
+    """`sum_{0..5} a_j x^j / (1 + |sum_{1..4} b_k x^k|)`, learned from within 0.03 of `max(0, x)` on [-3, 3].
 
-    Molina, Schramowski and Kersting 2020, https://arxiv.org/abs/1907.06732.
+    The start is the one that Molina, Schramowski and Kersting 2020, https://arxiv.org/abs/1907.06732, have for a ReLU.
     """
 
     def __init__(self, *, rngs: nnx.Rngs):

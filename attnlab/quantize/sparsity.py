@@ -98,7 +98,10 @@ class Sparsity:
             raise UserError(f'--sparse is {self.share}; it must be above 0 and below 1')
 
     def found(self, loaded: Loaded) -> tuple[float, ...]:
-        """The thresholds of a run's layers. Raises `UserError` for a model without gated channel mixers."""
+        """The thresholds of a run's layers.
+
+        Raises `UserError` for a model without gated channel mixers, or with one that these rows do not come to.
+        """
         alone = loaded.altered(apart)
         model = alone.model()
         counts: list[Int[np.ndarray, ' n']] = []
@@ -116,6 +119,12 @@ class Sparsity:
         for batch in rows_of(alone.setup, 'train', self.rows, at_once=alone.setup.rows_of_part):
             run(variables, batch).block_until_ready()
         jax.effects_barrier()
+        unmet = ', '.join(str(place) for place, each in enumerate(counts) if not each.any())
+        if unmet:
+            raise UserError(
+                f'of {len(counts)} gated channel mixers, numbered from 0, {unmet} computed nothing on {self.rows} rows '
+                'of training, so that no threshold can be found; leave --sparse out'
+            )
         return tuple(threshold_of(each, self.share) for each in counts)
 
 
@@ -132,12 +141,11 @@ class _Counted(GatedMLP):
         self.gate, self.up, self.down = network.gate, network.up, network.down
         self.counts = nnx.static(_Counts(counts))
 
-    def __call__(self, x: Sequence) -> Sequence:
-        gate = self.gate(x)
+    def read(self, gate: Float[Array, 'b t f'], up: Float[Array, 'b t f']) -> Sequence:
         sizes = jnp.abs((self.learned or activation_called(self.activation))(gate).astype(jnp.float32))
         bins = jnp.minimum(sizes * (BINS / REACH), BINS - 1).astype(jnp.int32)
         jax.debug.callback(self.counts.add, jnp.zeros(BINS, jnp.int32).at[bins.reshape(-1)].add(1))
-        return self.read(gate, self.up(x))
+        return super().read(gate, up)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ from attnlab.models.predictor import Distributional, Predictor, Stacked
 from attnlab.models.stack import Stack
 from attnlab.nn.norms import EvoNormB0
 from attnlab.nn.positions import LearnedPlaces
-from attnlab.nn.windows import Covariates, InstanceNorm, LastValue, MovingAverage
+from attnlab.nn.windows import Covariates, InstanceNorm, LastValue, MovingAverage, WindowGain
 from attnlab.testing.noise import noise, perturbed
 
 LOOKBACK, HORIZON, VARIATES = 12, 4, 3
@@ -245,6 +245,20 @@ def test_quantiles_ascend_and_follow_the_window(head):
     x = 10 * X
     moved = [np.asarray(model.quantiles(model.hidden(one, CTX)[0], levels)) for one in (x, 2 * x + 5)]
     np.testing.assert_allclose(moved[1], 2 * moved[0] + 5, rtol=1e-3, atol=1e-2)
+
+
+def test_quantiles_of_a_negative_gain_are_those_of_the_other_tail():
+    """`q(tau)` of `-z` is `-q(1 - tau)` of `z`."""
+    model = linear(window_gain=WindowGain, head=functools.partial(QuantileHead, levels=(0.1, 0.5, 0.9)))
+    levels = jnp.array([0.1, 0.3, 0.9])
+    model.window_gain.gain[...] = jnp.array([2.0, -2.0, -0.5])
+    hidden, _ = model.hidden(X, CTX)
+    found = np.asarray(model.quantiles(hidden, levels))
+    assert (np.diff(found, axis=2) > 0).all()
+    features, level, scale = (np.asarray(one) for one in np.split(hidden, [-2, -1], axis=-1))
+    asked = np.broadcast_to([[0.1, 0.3, 0.9], [0.9, 0.7, 0.1], [0.9, 0.7, 0.1]], (2, VARIATES, 3))
+    inside = np.asarray(model.head.quantiles(jnp.asarray(features), jnp.asarray(asked)))
+    np.testing.assert_allclose(found, inside * scale[..., None] + level[..., None], rtol=1e-4, atol=1e-4)
 
 
 def test_quantiles_of_a_mixture_are_those_of_its_distribution():

@@ -10,10 +10,11 @@ from attnlab.cli import main
 from attnlab.errors import UserError
 from attnlab.nn.mlps import MLP, GatedMLP
 from attnlab.quantize.layers import Quantization
-from attnlab.quantize.sparsity import BINS, REACH, ThresholdedMLP, sparse, threshold_of
+from attnlab.quantize.sparsity import BINS, REACH, ThresholdedMLP, _Counts, sparse, threshold_of
 from attnlab.runs.loading import load_run
 from attnlab.runs.record import read_record
-from tests.bad_inputs.conftest import originals
+from attnlab.train.rows import rows_of
+from tests.bad_inputs.conftest import LANGUAGE, SMALL, originals
 
 __all__ = ['originals']
 
@@ -61,3 +62,30 @@ def test_a_sparse_run(originals, tmp_path, capsys):
     capsys.readouterr()
     assert main([*asked, f'--out={tmp_path}/no', '--sparse=1.0']) == 2
     assert '--sparse is 1.0; it must be above 0 and below 1' in capsys.readouterr().err
+
+
+def test_a_sparse_run_whose_hidden_channels_are_convolved(originals, tmp_path, capsys, monkeypatch):
+    """Thresholds are of what is thresholded: of the activations behind the convolution, about half on these rows."""
+    config = f'--config={LANGUAGE}:zoo=mingru,conv=D,data={originals / "text.txt"}'
+    assert main(['train', config, *SMALL, f'--workdir={tmp_path / "run"}']) == 0
+    asked = ['quantize', f'--workdir={tmp_path / "run"}', '--compilation_cache=', '--sparse=0.5', '--rows=4']
+    assert main([*asked, f'--out={tmp_path / "made"}']) == 0
+    made = load_run(tmp_path / 'made')
+    model = made.model()
+    network = model.stack.blocks[0].mlp.network
+    assert isinstance(network, ThresholdedMLP) and network.threshold > 2 * REACH / BINS
+    sizes = []
+
+    def read(self, gate, up):
+        sizes.append(jnp.abs(jax.nn.silu(gate)))
+        return self.down(up)
+
+    monkeypatch.setattr(ThresholdedMLP, 'read', read)
+    (batch,) = rows_of(made.setup, 'train', 4, at_once=4)
+    made.setup.task.measure(model, jax.tree.map(jnp.asarray, batch), None)
+    assert (sizes[0] <= network.threshold).mean() == pytest.approx(0.5, abs=0.02)
+
+    monkeypatch.setattr(_Counts, 'add', lambda self, more: None)
+    capsys.readouterr()
+    assert main([*asked, f'--out={tmp_path / "no"}']) == 2
+    assert 'of 1 gated channel mixers, numbered from 0, 0 computed nothing on 4 rows of' in capsys.readouterr().err

@@ -70,12 +70,15 @@ class AtomsHead(Head):
 class ImplicitQuantiles(Head):
     """The quantile of any level `tau` between 0 and 1, as a function of the hidden state and of it.
 
-        q(tau) = W (hidden * relu(V cos(pi i tau) + c)) + b,   i from 0 to waves - 1
+        q(tau) = W ([hidden, 1] * relu(V cos(pi i tau) + c)) + b,   i from 0 to waves - 1
 
-    Training draws `drawn` levels per prediction; the reported loss and the prediction, the mean of quantiles, take
-    `levels` at equal distances. The loss is the mean over levels of `|tau - 1[u < 0]| huber(u) / kappa`, with `u` the
-    target less the quantile and `huber(u)` half its square up to `kappa`, then linear.
-    Dabney et al. 2018, https://arxiv.org/abs/1806.06923.
+    The one stands for what the paper's hidden layer after the product does: without either an interval between two
+    levels is linear in the hidden state, and none has the same width everywhere. Training draws `drawn` levels per
+    prediction; the reported loss and the prediction, the mean of quantiles, take `levels` at equal distances. The loss
+    is the mean over levels of `|tau - 1[u < 0]| huber(u) / kappa`, with `u` the target less the quantile and `huber(u)`
+    half its square up to `kappa`, then linear. It finds quantiles where targets spread over much more than `kappa`, and
+    expectiles, which lie closer together, where they do not. Dabney et al. 2018, https://arxiv.org/abs/1806.06923, who
+    have a `kappa` of 1 for returns.
 
     Args:
       dim: model width.
@@ -83,7 +86,9 @@ class ImplicitQuantiles(Head):
       waves: cosines that a level is described by.
       drawn: levels of a training step.
       levels: levels of everything else.
-      kappa: where the loss becomes linear.
+      kappa: where the loss becomes linear, in units of the targets.
+      constant: whether the one is there.
+      rngs: draws the parameters.
 
     Raises `UserError` for a `kappa` that is not positive.
     """
@@ -97,13 +102,15 @@ class ImplicitQuantiles(Head):
         drawn: int = 8,
         levels: int = 32,
         kappa: float = 1.0,
+        constant: bool = True,
         rngs: nnx.Rngs,
     ):
         if kappa <= 0:
             raise UserError(f'kappa is {kappa}; it must be positive')
-        self.waves, self.drawn, self.levels, self.kappa = waves, drawn, levels, kappa
-        self.level = Linear(waves, dim, bias=True, axes=(None, 'embed'), rngs=rngs)
-        self.linear = Linear(dim, vocab, bias=True, axes=('embed', None), group='embedding', rngs=rngs)
+        self.waves, self.drawn, self.levels, self.kappa, self.constant = waves, drawn, levels, kappa, constant
+        width = dim + int(constant)
+        self.level = Linear(waves, width, bias=True, axes=(None, 'embed'), rngs=rngs)
+        self.linear = Linear(width, vocab, bias=True, axes=('embed', None), group='embedding', rngs=rngs)
 
     def losses(self, hidden: Float[Array, '*b d'], targets: Float[Array, '*b o']) -> Float[Array, '*b']:
         """The mean over outputs and levels at equal distances."""
@@ -123,6 +130,8 @@ class ImplicitQuantiles(Head):
 
     def quantiles(self, hidden: Float[Array, '*b d'], levels: Float[Array, '*b n']) -> Float[Array, '*b n o']:
         """The quantiles of these levels, in float32."""
+        if self.constant:
+            hidden = jnp.concatenate([hidden, jnp.ones_like(hidden[..., :1])], axis=-1)
         orders = np.pi * np.arange(self.waves).reshape((1,) * levels.ndim + (-1,))
         waves = jnp.cos(levels[..., None] * jnp.asarray(orders, levels.dtype))
         described = jax.nn.relu(self.level(waves.astype(hidden.dtype)))

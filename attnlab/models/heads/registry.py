@@ -347,14 +347,15 @@ REGRESSORS: dict[str, HeadRecipe] = {
         small={'atoms': 7, 'low': -2.0, 'high': 2.0},
     ),
     'iqn': HeadRecipe(
-        spec=spec(ImplicitQuantiles),
+        spec=spec(ImplicitQuantiles, kappa=0.01),
         cite='Dabney et al. 2018, https://arxiv.org/abs/1806.06923',
         cost='8 (w + o), of w waves, for 8 levels drawn',
         exact=False,
         normalised=False,
         divided=False,
-        notes='levels are drawn in training, and at equal distances otherwise; targets are numbers, and the product is '
-        'mapped to outputs without a hidden layer between',
+        notes='levels are drawn in training, and at equal distances otherwise; targets are numbers; a one beside the '
+        'hidden state stands for the hidden layer after the product; kappa is 0.01, where the paper has 1 for returns: '
+        'normalised targets spread over no more than that, and intervals would be too narrow',
         small={'waves': 6, 'levels': 5},
     ),
     'quantiles': HeadRecipe(
