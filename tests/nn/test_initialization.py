@@ -74,6 +74,13 @@ def test_another_distribution_for_the_last_maps():
     assert np.abs(ending(drawn, 'mlp.down.weight')).max() == pytest.approx(math.sqrt(6 / (5 * WIDTH)), rel=0.01)
 
 
+def test_queries_that_start_at_zero_are_drawn_by_no_initialization():
+    """Heads of shaped attention start as the identity, whatever the other maps start from."""
+    drawn = parameters(ZOO['shaped_attention'].sized(heads=4), spec(Initialization, linear=spec(Gaussian)))
+    assert not np.any(ending(drawn, 'mixer.query.weight'))
+    assert ending(drawn, 'mixer.key.weight').std() == pytest.approx(0.02, rel=0.02)
+
+
 def test_a_stack_saved_without_initialization_is_as_it_was():
     config = stack_spec((MIXER,), depth=DEPTH, mlp=None)
     saved = plain(config)
