@@ -136,6 +136,7 @@ def attend(
             k,
             v,
             visible=view.visible(),
+            own=jnp.argmax(view.queries.places[:, None] == view.keys.places[None, :], axis=1),
             bias=_with_distance(bias, slopes, view),
             temperature=temperature,
             key=None if view.ctx.deterministic else view.ctx.fold_in(2).dropout_key,
