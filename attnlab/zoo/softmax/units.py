@@ -19,8 +19,11 @@ UNITS = {
         small={'key_dim': 6, 'length': 24},
         knobs={'state': 'key_dim'},
         notes=(
-            'Products are divided by `length`, a constant of 1024, to be set to the rows of training. Positions are '
-            'rotary, without the relative bias. Two units are a layer, as in the paper. The '
+            'Products are divided by `length`, a constant of 1024, to be set to the rows of training '
+            '(`--config.model.stack.blocks[0].mixer.length=256`). Positions are rotary. The relative bias is the '
+            'product of the offsets of queries and keys, which start with a deviation of 0.02 sqrt(length), such that '
+            'it is positive from a token to itself; the paper adds it with two vectors of its own, or below 512 tokens '
+            'with a number for every distance. Two units are a layer, as in the paper. The '
             'kernel for GPUs serves values of at most 256 channels, a width of 128.'
         ),
     ),
