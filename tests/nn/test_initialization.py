@@ -288,6 +288,13 @@ def test_real_gates_start_with_the_decays_of_the_paper(name):
     assert decays.mean() == pytest.approx((0.9 + 0.999) / 2, abs=0.01)
 
 
+def test_seqboat_of_the_paper_has_no_channel_mixer_and_starts_narrow():
+    drawn = started_alone('seqboat')
+    assert not any('.mlp' in path for path in drawn)
+    for end in ('mixer.mixed.weight', 'mixer.own.weight', 'mixer.output.weight'):
+        assert ending(drawn, end).std() == pytest.approx(0.02, rel=0.05)
+
+
 def test_every_stated_start_names_arguments_of_its_mixers():
     for name, recipe in ZOO.items():
         if recipe.start is not None:

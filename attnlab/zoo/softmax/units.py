@@ -51,15 +51,20 @@ UNITS = {
         streaming=True,
         packed=True,
         implementations=('reference', 'xla'),
+        layer=MixersAlone(),
         small={'key_dim': 8, 'state': 4},
         knobs={'state': 'key_dim'},
         notes=(
-            'Half the tokens or so are active at first. The released code makes room for as many as are active in a '
-            'batch; here a row has room for all of its tokens, or for `capacity` of them, after which no token of the '
-            'document is active. The choice is that of the released code (a softmax with a learned temperature, '
-            'without noise; `temperature=0.4` or 1 in its runs on images). Causal only. A softmax, without the squared '
-            'ReLU of some of its tasks; positions are rotary in the place of a learned bias. The last nonlinearity '
-            'takes the normalised input of the layer, where the paper has that of the block.'
+            'No channel mixer, as in all released runs; two units are a layer, where the parameters are to be those '
+            'of others. Half the tokens or so are active at first. The released code makes room for as many as are '
+            'active in a batch; here a row has room for all of its tokens, or for `capacity` of them, after which no '
+            'token of the document is active. The choice is that of the released code (a softmax with a learned '
+            'temperature, without noise; `temperature=1` in its runs on language, speech and Pathfinder, 0.4 on '
+            'CIFAR-10). Causal only. A softmax, without the squared ReLU of some of its tasks; positions are rotary, '
+            'as in its runs on language, where others have a learned bias. The last nonlinearity takes the normalised '
+            'input of the layer, where the paper has that of the block. init=paper starts linear maps with a standard '
+            'deviation of 0.02, as the released code does, which cuts them at two deviations.'
         ),
+        start=NARROW,
     ),
 }
