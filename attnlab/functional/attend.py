@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Shaped
 
-from attnlab.context import Context
+from attnlab.context import PADDING, Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.cache import ForgettingEntries, KeyValueCache, extend, overflown
@@ -103,7 +103,7 @@ def attend(
     """Returns `o_i = sum_j w_ij v_j` over the entries of a view, the row `w_i` being the weight map of the scores.
 
     Scores are those of `pallas_kernels.attention`, which serves its own maps; other maps are given full rows. A
-    penalised map adds the mean of its penalty over all queries to the gradient, in training and without a cache.
+    penalised map adds the mean of its penalty over real queries to the gradient, in training and without a cache.
 
     Args:
       q: queries, `b t h k`.
@@ -136,6 +136,7 @@ def attend(
             k,
             v,
             visible=view.visible(),
+            own=jnp.argmax(view.queries.places[:, None] == view.keys.places[None, :], axis=1),
             bias=_with_distance(bias, slopes, view),
             temperature=temperature,
             key=None if view.ctx.deterministic else view.ctx.fold_in(2).dropout_key,
@@ -173,7 +174,8 @@ def attend(
             implementation=implementation,
         )
     if isinstance(weights, Penalised) and view.cache is None and not view.ctx.deterministic:
-        y = penalised(y, _penalty(weights, q, k, view, temperature), q[..., 0, 0].size, view.ctx.labels)
+        tokens = jnp.sum(view.ctx.segments_or_ones() != PADDING)
+        y = penalised(y, _penalty(weights, q, k, view, temperature), tokens, view.ctx.labels)
     return view.or_nan(y)
 
 

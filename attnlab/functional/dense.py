@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from attnlab.functional.recomputed import recomputed
 from attnlab.typing import DropoutKey, Heads, Keys, Queries, Values
@@ -19,11 +19,13 @@ class ScoreRows(NamedTuple):
       scores: zero where not visible.
       visible: whether the query may see the key.
       limits: the scores that keys of the same norm would have in the query's direction, `scale |q_i| |k_j|`.
+      own: which of the keys is that of the query's own token, visible or not.
     """
 
     scores: Float[Array, 'b h t s']
     visible: Bool[Array, 'b h t s']
     limits: Float[Array, 'b h t s']
+    own: Int[Array, 't']
 
 
 DenseMap = Callable[[ScoreRows, DropoutKey | None], Float[Array, 'b h t s']]
@@ -37,6 +39,7 @@ def dense_attention(
     v: Values,
     *,
     visible: Bool[Array, 'b t s'],
+    own: Int[Array, 't'],
     bias: Float[Array, '1 _ t s'] | None,
     temperature: Float[Array, 'b t h'] | None,
     key: DropoutKey | None,
@@ -53,7 +56,7 @@ def dense_attention(
         scores = scores + jnp.broadcast_to(bias.astype(dtype), scores.shape)
     lengths = (jnp.moveaxis(_length(x), 1, 2) for x in (wide_q, wide_k))
     limits = jnp.einsum('bht,bhs->bhts', *lengths)
-    weights = weigh(ScoreRows(jnp.where(seen, scores, 0), seen, limits), key)
+    weights = weigh(ScoreRows(jnp.where(seen, scores, 0), seen, limits, own), key)
     return jnp.einsum('bhts,bshv->bthv', weights.astype(v.dtype), jnp.repeat(v, repeats, axis=2))
 
 

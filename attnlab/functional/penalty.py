@@ -59,7 +59,10 @@ class RowsPenalty(Protocol):
     def __call__(
         self, q: Queries, k: Keys, counts: Float[Array, 'b t'], segments: Segments | None, reach: Reach
     ) -> Float[Array, '']:
-        """Returns the sum over the queries, which include temperatures; `counts` are their numbers of visible keys."""
+        """Returns the sum over the queries that are no padding; they include temperatures.
+
+        `counts` are their numbers of visible keys.
+        """
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from attnlab.errors import UserError
 from attnlab.functional.dense import ScoreRows, softmax
@@ -143,13 +143,14 @@ class StickBreaking(Module):
         del heads, rngs
 
     def __call__(self, rows: ScoreRows, key: DropoutKey | None) -> Float[Array, 'b h t s']:
-        return _shares(rows.scores, rows.visible)
+        return _shares(rows.scores, rows.visible, rows.own)
 
 
 @recomputed
-def _shares(scores: Float[Array, 'b h t s'], visible: Bool[Array, 'b h t s']) -> Float[Array, 'b h t s']:
-    later = jax.lax.cumsum(visible.astype(jnp.int32), axis=3, reverse=True)
-    seen = visible & (later > 1)
+def _shares(
+    scores: Float[Array, 'b h t s'], visible: Bool[Array, 'b h t s'], own: Int[Array, 't']
+) -> Float[Array, 'b h t s']:
+    seen = visible & (jnp.arange(scores.shape[3])[None] != own[:, None])[None, None]
     left = jnp.where(seen, jax.nn.log_sigmoid(-scores), 0)
     # Of the keys after each: shifted, since a large term taken away again would leave its rounding.
     between = jnp.pad(jax.lax.cumsum(left, axis=3, reverse=True), ((0, 0), (0, 0), (0, 0), (0, 1)))[..., 1:]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from attnlab.context import PADDING
 from attnlab.functional.entropy import row_sums_and_entropy
 from attnlab.functional.reach import Reach
 from attnlab.signature import checked_fields
@@ -33,10 +34,11 @@ class RowPenalty:
     def __call__(
         self, q: Queries, k: Keys, counts: Float[Array, 'b t'], segments: Segments | None, reach: Reach
     ) -> Float[Array, '']:
-        """Returns the sum over the queries of the mean over heads; the queries include their temperatures."""
+        """Returns the sum over real queries of the mean over heads; the queries include their temperatures."""
         sums, entropy = row_sums_and_entropy(q, k, jax.nn.relu, reach=reach, segments=segments)
         present = sums > 0
         logarithm = jnp.log(jnp.where(present, sums / counts[..., None], 1))
         flat = jax.nn.relu(entropy - self.margin * jnp.log(counts)[..., None])
         penalty = self.normalisation * jnp.abs(logarithm) + self.flatness * jnp.where(present, flat, 0)
-        return jnp.sum(jnp.mean(penalty, axis=-1))
+        means = jnp.mean(penalty, axis=-1)
+        return jnp.sum(means if segments is None else jnp.where(segments != PADDING, means, 0))

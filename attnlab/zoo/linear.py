@@ -445,7 +445,7 @@ LINEAR = {
         knobs={'heads': 'heads'},
     ),
     'flash': Recipe(
-        spec=spec(MixedChunkAttention),
+        spec=spec(MixedChunkAttention, bias=True),
         cite='Hua et al. 2022, https://arxiv.org/abs/2202.10447',
         causal=True,
         streaming=True,
@@ -458,8 +458,8 @@ LINEAR = {
         notes=(
             'gau in chunks of 256 tokens, counted from the first of a document, linear across chunks. Products are '
             'divided by the tokens of a chunk, those across chunks too, as in a port that is widely used; no code was '
-            'released. Positions are rotary, without the relative bias; causal only. The paper is named for it '
-            '(FLASH), and has two units in the place of a layer.'
+            'released. Positions are rotary, and the relative bias of a chunk is in offsets, as in gau; causal only. '
+            'The paper is named for it (FLASH), and has two units in the place of a layer.'
         ),
     ),
     'delta_net': Recipe(

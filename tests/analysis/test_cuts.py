@@ -106,6 +106,19 @@ def test_scores_are_minus_infinity_before_the_softmax():
     np.testing.assert_array_equal(alone[0, 0], 0)
 
 
+def test_a_token_that_is_cut_from_itself_still_breaks_the_whole_stick():
+    """Its own key has no share, so that nothing changes; of others what is left goes to the keys before."""
+    mixer = perturbed(make(ZOO['stick_breaking'], 16, rngs=nnx.Rngs(0)), 0.3)
+    x, last = 3 * noise(1, 6, 16), jnp.arange(6) == 5
+    plain, _ = mixer(x, CTX)
+    own, _ = Cut('scores', last, last)(nnx.clone(mixer))(x, CTX)
+    np.testing.assert_array_equal(own, plain)
+    before, _ = Cut('scores', jnp.arange(6) == 4, last)(nnx.clone(mixer))(x, CTX)
+    both, _ = Cut('scores', jnp.arange(6) >= 4, last)(nnx.clone(mixer))(x, CTX)
+    np.testing.assert_array_equal(both, before)
+    assert float(jnp.max(jnp.abs(before - plain)[:, 5])) > 1e-3
+
+
 KINDS = (
     *(
         'nope',

@@ -86,7 +86,9 @@ def test_what_rounding_takes_is_given_back_to_visible_keys_alone():
     scores = jnp.log(jnp.array([0.7, 0.2, 0.1, 5.0]))[None, None, None]
     visible = jnp.array([True, True, True, False])[None, None, None]
     np.testing.assert_allclose(
-        part(ScoreRows(scores, visible, scores), None)[0, 0, 0], [2 / 3 + 0.1, 1 / 3 + 0.1, 0.1, 0], atol=1e-6
+        part(ScoreRows(scores, visible, scores, jnp.array([2])), None)[0, 0, 0],
+        [2 / 3 + 0.1, 1 / 3 + 0.1, 0.1, 0],
+        atol=1e-6,
     )
 
 

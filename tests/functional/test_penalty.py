@@ -136,6 +136,25 @@ def test_as_many_labels_as_tokens_change_no_bit(layer):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize('layer', ['rows of weights', 'alignment'])
+def test_padding_has_no_part_in_the_mean(layer):
+    """Rows of four tokens and three of padding are as rows of four; what stands in padding is of no account."""
+    x, segments = jax.random.normal(jax.random.key(0), (3, 7, 4)), jnp.tile(jnp.array([[1, 1, 1, 1, 0, 0, 0]]), (3, 1))
+    padded = dataclasses.replace(
+        Context.full(3, 7), segments=segments, deterministic=False, dropout_key=jax.random.key(0), labels=jnp.float32(3)
+    )
+    bare = dataclasses.replace(padded, positions=padded.positions[:, :4], segments=None)
+    graphdef, params, buffers = split(Unmoved(layer, rngs=nnx.Rngs(0)))
+
+    def total(params, x, ctx):
+        return jnp.sum(0.0 * nnx.merge(graphdef, params, buffers).stack(x, ctx)[0])
+
+    found, expected = jax.grad(total)(params, x, padded), jax.grad(total)(params, x[:, :4], bare)
+    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(expected)) > 1e-3
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(('tokens', 'labels'), [(0, 3.0), (5, 0.0)])
 def test_a_part_without_tokens_or_labels_adds_nothing(tokens, labels):
     def total(w):

@@ -85,7 +85,8 @@ def test_a_gate_keeps_what_its_map_gave_and_takes_no_product_again():
 
 
 @pytest.mark.parametrize(
-    'weigh', [softmax, lambda *rows: StickBreaking(heads=3, rngs=RNGS)(ScoreRows(*rows, None), None)]
+    'weigh',
+    [softmax, lambda *rows: StickBreaking(heads=3, rngs=RNGS)(ScoreRows(*rows, None, jnp.arange(T)), None)],
 )
 def test_rows_of_weights_keep_their_scores_alone(weigh):
     rows = (jax.ShapeDtypeStruct((B, 3, T, T), dtype) for dtype in (jnp.float32, bool))

@@ -25,7 +25,8 @@ LENGTH = 7
 def broken(scores: jax.Array) -> jax.Array:
     """The weights of a causal row of one head, `t t`."""
     visible = jnp.tril(jnp.ones(scores.shape, bool))
-    rows = ScoreRows(jnp.where(visible, scores, 0)[None, None], visible[None, None], scores[None, None])
+    each = (each[None, None] for each in (jnp.where(visible, scores, 0), visible, scores))
+    rows = ScoreRows(*each, jnp.arange(len(scores)))
     return StickBreaking(heads=1, rngs=nnx.Rngs(0))(rows, None)[0, 0]
 
 

@@ -82,6 +82,11 @@ def test_channel_mixers_may_start_otherwise(usual):
     np.testing.assert_array_equal(ending(drawn, 'mlp.up.weight'), ending(usual, 'mlp.up.weight'))
     scaled = ending(usual, 'mlp.down.weight') / math.sqrt(2 * DEPTH)
     np.testing.assert_allclose(ending(drawn, 'mlp.down.weight'), scaled, rtol=1e-6)
+def test_queries_that_start_at_zero_are_drawn_by_no_initialization():
+    """Heads of shaped attention start as the identity, whatever the other maps start from."""
+    drawn = parameters(ZOO['shaped_attention'].sized(heads=4), spec(Initialization, linear=spec(Gaussian)))
+    assert not np.any(ending(drawn, 'mixer.query.weight'))
+    assert ending(drawn, 'mixer.key.weight').std() == pytest.approx(0.02, rel=0.02)
 
 
 def test_a_stack_saved_without_initialization_is_as_it_was():
@@ -329,6 +334,13 @@ def test_real_gates_start_with_the_decays_of_the_paper(name):
     decays = np.exp(-8 * np.logaddexp(0, ending(started_alone(name), 'gates.rate')))
     assert 0.8999 <= decays.min() < 0.905 and 0.994 < decays.max() <= 0.9991
     assert decays.mean() == pytest.approx((0.9 + 0.999) / 2, abs=0.01)
+
+
+def test_seqboat_of_the_paper_has_no_channel_mixer_and_starts_narrow():
+    drawn = started_alone('seqboat')
+    assert not any('.mlp' in path for path in drawn)
+    for end in ('mixer.mixed.weight', 'mixer.own.weight', 'mixer.output.weight'):
+        assert ending(drawn, end).std() == pytest.approx(0.02, rel=0.05)
 
 
 def test_every_stated_start_names_arguments_of_its_mixers():

@@ -16,7 +16,7 @@ from attnlab.functional.lookup import taken
 from attnlab.functional.recomputed import recomputed
 from attnlab.functional.recurrences import NOTHING, carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
-from attnlab.mixers.softmax.gated_unit import ROPE, QueriesAndKeys, gated_by_silu, rounded_silu, wide_silu
+from attnlab.mixers.softmax.gated_unit import ROPE, QueriesAndKeys, biased, gated_by_silu, rounded_silu, wide_silu
 from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
@@ -60,7 +60,8 @@ class MixedChunkAttention(Mixer):
         a_ij = relu(q_i . k_j / c)^2    where i and j are of the same chunk of `c` tokens of the document,
         a_ij = q'_i . k'_j / c          where j is of an earlier one.
 
-    All queries and keys are gains and offsets of `z`, rotated by position. Weights across chunks may be negative.
+    All queries and keys are gains and offsets of `z`, rotated by position; within a chunk the product of the offsets is
+    the relative bias of the paper. Weights across chunks may be negative.
     Hua et al. 2022, https://arxiv.org/abs/2202.10447.
 
     Keys at least `c` tokens ago are read from a memory of fixed size, to which a core of linear attention writes every
@@ -72,6 +73,7 @@ class MixedChunkAttention(Mixer):
       key_dim: channels of `z`.
       chunk: tokens of a chunk.
       position: rotates queries and keys; `None`: no positions.
+      bias: whether the projections have one.
       implementation: of the core; `None`: the default of the platform.
       rngs: draws the parameters.
     """
@@ -84,14 +86,16 @@ class MixedChunkAttention(Mixer):
         key_dim: int = 128,
         chunk: int = 256,
         position: Rope | None = ROPE,
+        bias: bool = False,
         implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
         self.key_dim, self.value_dim, self.chunk = key_dim, expand * dim, chunk
         self.implementation = implementation
-        self.input = Linear(dim, 2 * self.value_dim + key_dim, rngs=rngs)
-        self.local, self.across = (QueriesAndKeys(key_dim, position=position, rngs=rngs) for _ in range(2))
-        self.output = Linear(self.value_dim, dim, axes=('heads', 'embed'), rngs=rngs)
+        self.input = Linear(dim, 2 * self.value_dim + key_dim, bias=bias, rngs=rngs)
+        self.local = QueriesAndKeys(key_dim, position=position, offset=biased(chunk), rngs=rngs)
+        self.across = QueriesAndKeys(key_dim, position=position, rngs=rngs)
+        self.output = Linear(self.value_dim, dim, bias=bias, axes=('heads', 'embed'), rngs=rngs)
 
     def __call__(
         self, x: Sequence, ctx: Context, state: MixedChunkState | None = None

@@ -1,6 +1,8 @@
 """Gated attention units: one head of attention inside a gated linear unit, in the place of attention and MLP."""
 
 import dataclasses
+import math
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -54,21 +56,31 @@ def averaged(
     return jax.nn.silu(average + direct.astype(average.dtype)[None, None] * x.astype(average.dtype))
 
 
+def biased(length: int) -> float:
+    """The standard deviation of offsets whose products over `length` start as the relative bias of the paper.
+
+    That is `R_i a . R_j b`, `a` and `b` drawn with 0.02, beside `q . k / length`: here `c_q . c_k / length`, rotated.
+    """
+    return 0.02 * math.sqrt(length)
+
+
 class QueriesAndKeys(Module):
     """Queries and keys of one head from the same channels, each by a gain and an offset: `q = g x + c`.
 
-    Gains start with a standard deviation of 0.02, offsets at zero; both are rotated by `position`.
-    Hua et al. 2022, https://arxiv.org/abs/2202.10447.
+    Gains start with a standard deviation of 0.02, offsets with one of `offset`; both are rotated by `position`. Offsets
+    are drawn such that `c_q . c_k`, the product of a token with itself, is not negative: a squared ReLU may else
+    be zero for all pairs of a short row, without a gradient. Hua et al. 2022, https://arxiv.org/abs/2202.10447.
     """
 
-    def __init__(self, channels: int, *, position: Rope | None, rngs: nnx.Rngs):
+    def __init__(self, channels: int, *, position: Rope | None, offset: float = 0.0, rngs: nnx.Rngs):
         if position is not None:
             rotated_channels(channels, position.fraction)
         self.position = position
         axes = (None, None)
         small = nnx.initializers.normal(0.02)
         self.gain = param(small, (2, channels), axes=axes, group='vector', rngs=rngs)
-        self.offset = param(nnx.initializers.zeros, (2, channels), axes=axes, group='vector', rngs=rngs)
+        start = partial(_agreeing, offset) if offset else nnx.initializers.zeros
+        self.offset = param(start, (2, channels), axes=axes, group='vector', rngs=rngs)
 
     def __call__(self, x: Float[Array, 'b t k'], ctx: Context) -> tuple[Queries, Queries]:
         """Returns both in the type of `x`, which is float32 or better: squared weights double an error of rounding."""
@@ -79,11 +91,18 @@ class QueriesAndKeys(Module):
         return self.position.rotate(q, ctx.positions), self.position.rotate(k, ctx.positions)
 
 
+def _agreeing(deviation: float, key: Array, shape: tuple[int, int], dtype: DTypeLike) -> Float[Array, '2 k']:
+    """Two normal vectors, the second with the sign of their product."""
+    q, k = deviation * jax.random.normal(key, shape, dtype)
+    return jnp.stack([q, jnp.where(q @ k < 0, -k, k)])
+
+
 class GatedAttentionUnit(Mixer):
     """GAU: `y = W_o (u * (A v))` with `u`, `v`, `z = silu(W x)` and `A = relu(q k^T / length)^2`.
 
-    Queries and keys are gains and offsets of `z`, rotated by position. `length` is a constant, that of the rows of
-    training. Hua et al. 2022, https://arxiv.org/abs/2202.10447.
+    Queries and keys are gains and offsets of `z`, rotated by position; the product of the offsets, by distance, is what
+    the paper adds as a relative bias. `length` is a constant, that of the rows of training.
+    Hua et al. 2022, https://arxiv.org/abs/2202.10447.
 
     The state is a cache of keys and values; a call that goes beyond its `length` gives NaN.
 
@@ -115,7 +134,7 @@ class GatedAttentionUnit(Mixer):
         self.key_dim, self.value_dim, self.length = key_dim, expand * dim, length
         self.reach, self.implementation = Reach(causal), implementation
         self.input = Linear(dim, 2 * self.value_dim + key_dim, bias=bias, rngs=rngs)
-        self.heads = QueriesAndKeys(key_dim, position=position, rngs=rngs)
+        self.heads = QueriesAndKeys(key_dim, position=position, offset=biased(length), rngs=rngs)
         self.output = Linear(self.value_dim, dim, bias=bias, axes=('heads', 'embed'), rngs=rngs)
 
     def __call__(

@@ -71,12 +71,11 @@ class ShapedAttention(Mixer):
             rotated_channels(key_dim, position.fraction)
         self.heads, self.kv_heads, self.key_dim, self.value_dim = heads, kv_heads, key_dim, value_dim
         self.position, self.reach, self.implementation = position, Reach(causal, window, sinks), implementation
-        self.query = Linear(dim, heads * key_dim, bias=bias, rngs=rngs)
+        self.query = Linear(dim, heads * key_dim, bias=bias, initializer=nnx.initializers.zeros, rngs=rngs)
         self.key = Linear(dim, kv_heads * key_dim, bias=bias, rngs=rngs)
         self.value = Linear(dim, kv_heads * value_dim, bias=bias, rngs=rngs)
         self.output = Linear(heads * value_dim, dim, bias=bias, axes=('heads', 'embed'), rngs=rngs)
         self.read = ShapedRead(heads=heads, rngs=rngs)
-        self.query.weight[...] = jnp.zeros_like(self.query.weight[...])
 
     def __call__(
         self, x: Sequence, ctx: Context, state: KeyValueCache | None = None

@@ -19,8 +19,11 @@ UNITS = {
         small={'key_dim': 6, 'length': 24},
         knobs={'state': 'key_dim'},
         notes=(
-            'Products are divided by `length`, a constant of 1024, to be set to the rows of training. Positions are '
-            'rotary, without the relative bias. Two units are a layer, as in the paper. The '
+            'Products are divided by `length`, a constant of 1024, to be set to the rows of training '
+            '(`--config.model.stack.blocks[0].mixer.length=256`). Positions are rotary. The relative bias is the '
+            'product of the offsets of queries and keys, which start with a deviation of 0.02 sqrt(length), such that '
+            'it is positive from a token to itself; the paper adds it with two vectors of its own, or below 512 tokens '
+            'with a number for every distance. Two units are a layer, as in the paper. The '
             'kernel for GPUs serves values of at most 256 channels, a width of 128.'
         ),
     ),
@@ -48,15 +51,20 @@ UNITS = {
         streaming=True,
         packed=True,
         implementations=('reference', 'xla'),
+        layer=MixersAlone(),
         small={'key_dim': 8, 'state': 4},
         knobs={'state': 'key_dim'},
         notes=(
-            'Half the tokens or so are active at first. The released code makes room for as many as are active in a '
-            'batch; here a row has room for all of its tokens, or for `capacity` of them, after which no token of the '
-            'document is active. The choice is that of the released code (a softmax with a learned temperature, '
-            'without noise; `temperature=0.4` or 1 in its runs on images). Causal only. A softmax, without the squared '
-            'ReLU of some of its tasks; positions are rotary in the place of a learned bias. The last nonlinearity '
-            'takes the normalised input of the layer, where the paper has that of the block.'
+            'No channel mixer, as in all released runs; two units are a layer, where the parameters are to be those '
+            'of others. Half the tokens or so are active at first. The released code makes room for as many as are '
+            'active in a batch; here a row has room for all of its tokens, or for `capacity` of them, after which no '
+            'token of the document is active. The choice is that of the released code (a softmax with a learned '
+            'temperature, without noise; `temperature=1` in its runs on language, speech and Pathfinder, 0.4 on '
+            'CIFAR-10). Causal only. A softmax, without the squared ReLU of some of its tasks; positions are rotary, '
+            'as in its runs on language, where others have a learned bias. The last nonlinearity takes the normalised '
+            'input of the layer, where the paper has that of the block. init=paper starts linear maps with a standard '
+            'deviation of 0.02, as the released code does, which cuts them at two deviations.'
         ),
+        start=NARROW,
     ),
 }

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import attnlab
 from attnlab.context import Context
 from attnlab.functional.rotary import rotate
 from attnlab.mixers.linear.mixed_chunk import MixedChunkAttention
@@ -47,7 +48,9 @@ def flash(mixer: MixedChunkAttention, x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize('chunk', [3, pytest.param(1, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)])
 def test_the_layer_is_that_of_the_paper(chunk):
     """Of every document by itself: chunks are counted from its first token."""
-    mixer = perturbed(MixedChunkAttention(DIM, key_dim=6, chunk=chunk, rngs=nnx.Rngs(0)))
+    mixer = perturbed(attnlab.make_mixer('flash', DIM, key_dim=6, chunk=chunk, rngs=nnx.Rngs(0)))
+    assert isinstance(mixer, MixedChunkAttention)
+    assert all(linear.bias is not None for linear in (mixer.input, mixer.output))
     x, ctx = batch()
     y, state = jax.jit(mixer)(x, ctx)
     assert state is None

@@ -50,6 +50,39 @@ def test_gau_is_that_of_the_paper(causal):
         np.testing.assert_allclose(y[0], linear(mixer.output, gate * (weights @ v)), rtol=1e-9, atol=1e-9)
 
 
+def start(name: str, length: int, seed: int, **arguments) -> tuple[float, float]:
+    """The root mean square of the first outputs, and the least of those of gradients of gains, offsets and maps."""
+    mixer = attnlab.make_mixer(name, 64, rngs=nnx.Rngs(seed), **arguments)
+    x, ctx, wanted = noise(1, length, 64), Context.full(1, length), noise(1, length, 64, seed=1) / 8
+
+    @jax.jit
+    def found(mixer):
+        gradients = jax.grad(lambda mixer: jnp.mean(jnp.sum(mixer(x, ctx)[0] * wanted, axis=-1)))(mixer)
+        leaves = (mixer(x, ctx)[0], *(leaf for leaf in jax.tree.leaves(nnx.state(gradients)) if leaf.ndim == 2))
+        output, *sizes = (jnp.sqrt(jnp.mean(jnp.square(leaf))) for leaf in leaves)
+        return output, jnp.min(jnp.stack(sizes))
+
+    return tuple(map(float, found(mixer)))
+
+
+@pytest.mark.parametrize(
+    ('name', 'arguments'), [('gau', {}), ('gau', {'position': None}), ('flash', {}), ('flash', {'position': None})]
+)
+def test_products_of_offsets_are_a_bias_that_units_start_with(name, arguments):
+    """Without it weights were 1e-12, outputs of gau 1e-10 and gradients 1e-12, where Adam adds 1e-8 to their size."""
+    outputs, gradients = np.array([start(name, 1024, seed, **arguments) for seed in range(3)]).T
+    assert np.median(outputs) > 1e-4 and np.median(gradients) > 1e-7
+
+
+def test_no_unit_starts_silent_on_short_rows():
+    """The product of a token with itself is positive; of free draws one in twelve was below zero at all distances."""
+    for seed in range(20):
+        mixer = GatedAttentionUnit(DIM, length=64, rngs=nnx.Rngs(seed))
+        q, k = numbers(mixer.heads.offset)
+        assert q @ k > 0 and 0.1 < q.std() < 0.22 and 0.1 < k.std() < 0.22  # 0.02 sqrt(64)
+    assert not np.any(numbers(Mega(DIM, rngs=nnx.Rngs(0)).heads.offset))
+
+
 @pytest.mark.parametrize('chunk', [4, pytest.param(None, marks=pytest.mark.slow)])
 def test_mega_is_that_of_the_paper(chunk):
     with jax.enable_x64(True):

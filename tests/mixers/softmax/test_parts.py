@@ -45,7 +45,8 @@ def rows(scores=SCORES, visible=None, limits=None) -> ScoreRows:
     """One row of one head."""
     scores = jnp.asarray(scores, jnp.float32)[None, None, None]
     visible = jnp.ones(scores.shape, bool) if visible is None else jnp.asarray(visible)[None, None, None]
-    return ScoreRows(scores, visible, jnp.full_like(scores, 4.0) if limits is None else limits)
+    limits = jnp.full_like(scores, 4.0) if limits is None else limits
+    return ScoreRows(scores, visible, limits, jnp.array([scores.shape[-1] - 1]))
 
 
 def make(recipe: str, **overrides) -> Attention:
