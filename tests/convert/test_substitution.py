@@ -21,6 +21,7 @@ from attnlab.nn.positions import Rope
 from attnlab.nn.sinks import LearnedSink
 from attnlab.quantize.softmax import QuantizedSoftmax, quantized_weights
 from attnlab.runs.loading import Loaded
+from attnlab.train.rows import places_of
 from attnlab.train.setup import prepare
 from configs.recall import get_config
 from pallas_kernels import AdaptiveSoftmax, ScalableSoftmax, Softmax, Softpick
@@ -126,7 +127,7 @@ def test_a_run_is_corrected_by_what_rounding_takes_from_its_weights():
         return jnp.sum(jnp.where(seen[:, None], weights, 0), axis=(0, 2, 3)) / jnp.sum(seen)
 
     source = setup.task.source('train', setup.length)
-    tokens = jnp.stack([source[index]['tokens'] for index in range(2)])
+    tokens = jnp.stack([source[place]['tokens'] for place in places_of(setup, 'train', 2)])
     before, after = (masses(run.model(), tokens) for run in (loaded, corrected))
     np.testing.assert_allclose(after, before, rtol=1e-4)
     added = next(iter(corrected.model().stack.layers())).mixer.weights.correction[...]

@@ -82,6 +82,8 @@ def test_channel_mixers_may_start_otherwise(usual):
     np.testing.assert_array_equal(ending(drawn, 'mlp.up.weight'), ending(usual, 'mlp.up.weight'))
     scaled = ending(usual, 'mlp.down.weight') / math.sqrt(2 * DEPTH)
     np.testing.assert_allclose(ending(drawn, 'mlp.down.weight'), scaled, rtol=1e-6)
+
+
 def test_queries_that_start_at_zero_are_drawn_by_no_initialization():
     """Heads of shaped attention start as the identity, whatever the other maps start from."""
     drawn = parameters(ZOO['shaped_attention'].sized(heads=4), spec(Initialization, linear=spec(Gaussian)))

@@ -15,6 +15,7 @@ from attnlab.quantize.layers import QuantizedLinear, ShiftedLinear, linear_maps,
 from attnlab.quantize.shifts import TRIED, ShiftCalibration, channel_shifts
 from attnlab.quantize.sparsity import apart
 from attnlab.runs.loading import load_run
+from attnlab.train.rows import rows_of
 from tests.bad_inputs.conftest import originals
 
 __all__ = ['originals']
@@ -77,10 +78,8 @@ def test_biases_are_those_of_the_least_error_of_outputs(originals):
     names = {id(map_): name for name, map_ in named_maps(model).items()}
     for module, name, map_ in linear_maps(model):
         setattr(module, name, Noting(map_, names[id(map_)]))
-    source = run.setup.task.source('train', run.setup.length)
-    rows = [source[index] for index in range(3)]
-    for row in rows:
-        run.setup.task.measure(model, {key: jnp.asarray(each)[None] for key, each in row.items()}, None)
+    for batch in rows_of(run.setup, 'train', 3):
+        run.setup.task.measure(model, jax.tree.map(jnp.asarray, batch), None)
     jax.effects_barrier()
     for (name, map_), format in zip(maps.items(), quantization.inputs, strict=True):
         x = np.concatenate(read[name])

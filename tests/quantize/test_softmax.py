@@ -15,6 +15,7 @@ from attnlab.quantize.softmax import Correction, QuantizedSoftmax
 from attnlab.runs.loading import load_run
 from attnlab.runs.record import read_record
 from attnlab.tasks.task import context
+from attnlab.train.rows import rows_of
 from tests.bad_inputs.conftest import LANGUAGE, SMALL, originals
 
 __all__ = ['originals']
@@ -39,10 +40,9 @@ def first_weights(loaded, rows):
     """The weights of the first layer of attention on rows of training, and which keys were seen."""
     model = loaded.model()
     block = next(iter(one_stack(model).layers()))
-    source = loaded.setup.task.source('train', loaded.setup.length)
     found = []
-    for index in range(rows):
-        batch = {name: jnp.asarray(each)[None] for name, each in source[index].items()}
+    for batch in rows_of(loaded.setup, 'train', rows):
+        batch = jax.tree.map(jnp.asarray, batch)
         ctx = model.context(context(batch), batch['tokens'])
         x = block.mixer_norm(model.embed(batch['tokens'], ctx))
         weights, seen = jax.jit(block.mixer.read_weights)(x, ctx)
