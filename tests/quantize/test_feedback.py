@@ -186,7 +186,7 @@ def test_a_run_with_feedback(originals, tmp_path, capsys):
     capsys.readouterr()
     for more, sentence in (
         (['--weights=higgs3', '--feedback=1'], 'Rotated does not round numbers one by one'),
-        (['--weights=int3', '--feedback=100000'], '100000 rows are asked for; training has'),
+        (['--weights=int3', '--feedback=100000'], 'rows is 100000; the train split has'),
     ):
         assert main(['quantize', *common, f'--out={tmp_path}/none', *more]) == 2
         assert sentence in capsys.readouterr().err

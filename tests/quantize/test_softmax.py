@@ -103,7 +103,7 @@ def test_what_the_command_says(originals, attention, tmp_path, capsys):
             [f'--workdir={attention}', '--weights=int4', '--rows=2'],
             '--rows is for --budget, --inputs=fixed8, --softmax',
         ),
-        ([f'--workdir={attention}', '--softmax=8', '--rows=1000000'], '1000000 rows are asked for'),
+        ([f'--workdir={attention}', '--softmax=8', '--rows=1000000'], 'rows is 1000000; the train split has'),
         ([f'--workdir={attention}', '--each', '--weights=int4', '--softmax=8'], '--softmax does not go with --each'),
     ):
         assert main([*asked, *flags]) == 2
