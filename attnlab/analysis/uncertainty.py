@@ -426,7 +426,7 @@ def examined(
     )
 
 
-ByScore = Mapping[str, Float[np.ndarray, 'b']]
+ByScore = Mapping[str, np.ndarray]
 
 
 def _pairs(

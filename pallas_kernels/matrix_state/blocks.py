@@ -7,9 +7,9 @@ and none is a difference: log decays are summed over exactly the steps between a
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from pallas_kernels.matrix_state.chunks import since, until
+from pallas_kernels.matrix_state.places import count
 from pallas_kernels.matrix_state.products import EXACT
 
 BLOCK = 4
@@ -58,9 +58,8 @@ def _blocks(x: jax.Array) -> jax.Array:
 def _between(decay: jax.Array) -> jax.Array:
     """What decays from step s to step t of a block, `... n t s k`; one where s is not before t."""
     size = decay.shape[-2]
-    step = np.arange(size)
-    inside = (step[:, None] < step) & (step <= step[:, None, None])
-    sums = jnp.asarray(inside.reshape(size**2, size), decay.dtype)
+    now, start, step = (count((size,) * 3, axis) for axis in range(3))
+    sums = ((start < step) & (step <= now)).reshape(size**2, size).astype(decay.dtype)
     total = jnp.matmul(sums.reshape((1,) * (decay.ndim - 2) + sums.shape), decay, precision=EXACT)
     return jnp.exp(total).reshape(*decay.shape[:-1], size, decay.shape[-1])
 
@@ -78,13 +77,13 @@ def _held(keys: jax.Array, left: jax.Array) -> list[jax.Array]:
 
 def _joined(within: jax.Array, reads: jax.Array, held: list[jax.Array]) -> jax.Array:
     """The products of all blocks, `... c c`: those within, `... n s s`, and with keys of earlier ones."""
-    count, size = within.shape[-3:-1]
+    number, size = within.shape[-3:-1]
     rows = []
-    for block in range(count):
+    for block in range(number):
         parts = [within[..., block, :, :]]
         if block:
             parts.insert(0, reads[..., block, :, :] @ held[block - 1].swapaxes(-1, -2))
-        if block + 1 < count:
-            parts.append(jnp.zeros((*within.shape[:-3], size, size * (count - 1 - block)), within.dtype))
+        if block + 1 < number:
+            parts.append(jnp.zeros((*within.shape[:-3], size, size * (number - 1 - block)), within.dtype))
         rows.append(jnp.concatenate(parts, axis=-1))
     return jnp.concatenate(rows, axis=-2)
