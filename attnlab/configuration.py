@@ -78,7 +78,7 @@ def config_of(path: pathlib.Path, arg: str = '') -> ConfigDict:
     if not path.is_relative_to(PACKAGED):
         importable(path.resolve().parent)
     try:
-        module = _module(path)
+        module = load_module(path, f'config_of_{path.stem}')
         if not hasattr(module, 'get_config'):
             raise UserError(f'{path} has no function get_config(arg), so it is no config file')
         config = module.get_config(arg)
@@ -106,14 +106,17 @@ def _file(path: pathlib.Path) -> pathlib.Path:
     raise UserError(f'there is no config file {path}{nearest(str(path), there)}')
 
 
-def _module(path: pathlib.Path) -> types.ModuleType:
-    """The module of a config file, made anew."""
-    found = importlib.util.spec_from_file_location(f'config_of_{path.stem}', path)
+def load_module(path: pathlib.Path, name: str) -> types.ModuleType:
+    """The module of a file of Python, made anew under a name of its own; what the file raises passes through.
+
+    Raises `UserError` for a file that is no Python.
+    """
+    found = importlib.util.spec_from_file_location(name, path)
     if found is None or found.loader is None:
-        raise UserError(f'{path} is no Python file, so it is no config file')
+        raise UserError(f'{path} is no Python file')
     module = importlib.util.module_from_spec(found)
     # Dataclasses look up the module that they stand in.
-    sys.modules[module.__name__] = module
+    sys.modules[name] = module
     found.loader.exec_module(module)
     return module
 
