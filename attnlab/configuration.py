@@ -16,7 +16,7 @@ from ml_collections.config_dict import placeholder
 from ml_collections.config_flags import config_path
 
 from attnlab.config import TARGET, spec
-from attnlab.errors import EXTRAS, UserError, nearest, wrong_flag
+from attnlab.errors import UserError, nearest, not_installed, wrong_flag
 from attnlab.signature import Parameter, members, parameters
 from attnlab.trust import importable, named
 
@@ -85,7 +85,7 @@ def config_of(path: pathlib.Path, arg: str = '') -> ConfigDict:
     except UserError:
         raise
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and (error.name or '').partition('.')[0] in EXTRAS:
+        if isinstance(error, ModuleNotFoundError) and not_installed(error, str(path)):
             raise
         raise UserError(_raised(path, error)) from error
     if not isinstance(config, ConfigDict):

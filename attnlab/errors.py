@@ -1,12 +1,13 @@
 """The one exception meant for the person at the keyboard."""
 
 import difflib
+import importlib
 import re
 from collections.abc import Iterable
+from typing import Any
 
 EXTRAS = {
     'optuna': 'sweep',
-    'scipy': 'sweep',
     'submitit': 'sweep',
     'psycopg': 'postgresql',
     'tokenizers': 'bpe',
@@ -52,6 +53,29 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     if len(valid) > SHOWN:
         return f'; the nearest of {len(valid)} valid names: {", ".join(close)}'
     return f'; valid names: {", ".join(valid) or "none"}'
+
+
+def optional(module: str, needed_by: str) -> Any:
+    """Imports a module of a package that is not always there.
+
+    Raises `UserError` with the extra that installs the package where it is missing; one that is there and broken raises
+    what it raises.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = not_installed(error, needed_by)
+        if missing is None:
+            raise
+        raise missing from error
+
+
+def not_installed(error: ModuleNotFoundError, needed_by: str) -> UserError | None:
+    """What is to be installed where a package of an extra was not found; `None` for any other."""
+    package = (error.name or '').partition('.')[0]
+    if package not in EXTRAS:
+        return None
+    return UserError(f'{needed_by} needs {package}, which is not installed: pip install "attnlab[{EXTRAS[package]}]"')
 
 
 def wrong_flag(said: str) -> UserError:

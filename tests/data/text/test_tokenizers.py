@@ -111,7 +111,7 @@ def test_vocabularies_that_cannot_be():
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, 'tokenizers', None)
-    with pytest.raises(UserError, match=r"pip install 'attnlab\[bpe\]'"):
+    with pytest.raises(UserError, match=r'pip install "attnlab\[bpe\]"'):
         BytePairs().train([TEXT])
 
 
