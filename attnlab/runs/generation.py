@@ -125,7 +125,7 @@ class Writer:
 
     @property
     def _jit(self) -> Any:
-        return self.loaded.setup.precision.jit
+        return self.loaded.setup.jit
 
     def _ids(self, prompt: str) -> np.ndarray:
         try:
