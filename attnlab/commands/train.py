@@ -88,7 +88,7 @@ def main(argv: list[str]) -> int:
     from attnlab.train.fork import fork
     from attnlab.train.launch import launch
     from attnlab.train.processes import together
-    from attnlab.train.run import begun
+    from attnlab.train.run import has_begun
 
     with together():
         return launch(
@@ -97,7 +97,7 @@ def main(argv: list[str]) -> int:
             console=standard_output(),
             data_workers=values.data_workers,
             other_data=values.other_data,
-            begin=None if run is None or begun(workdir) else fork(run, config, values.from_step),
+            fork=None if run is None or has_begun(workdir) else fork(run, config, values.from_step),
             profile=profile,
         )
 

@@ -20,7 +20,7 @@ from attnlab.train.average import SUFFIX
 from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.diagnose import first_nonfinite
 from attnlab.train.figures import loss_curve
-from attnlab.train.fit import begun
+from attnlab.train.fit import fitted_state
 from attnlab.train.profile import Profile, Tracer
 from attnlab.train.report import Report, read_lines
 from attnlab.train.setup import Evaluator, Setup
@@ -84,7 +84,7 @@ def train(
     )
     with contextlib.closing(checkpoints), _stop_on_signal() as stop:
         restored = checkpoints.resume_latest(setup.abstract)
-        state, carried = restored or (begun(setup, setup.initialize()), {'step': 0, 'sums': {}})
+        state, carried = restored or (fitted_state(setup, setup.initialize()), {'step': 0, 'sums': {}})
         start = carried['step']
         report = Report(
             workdir,
