@@ -16,7 +16,8 @@ from ml_collections.config_dict import placeholder
 from ml_collections.config_flags import config_path
 
 from attnlab.config import TARGET, spec
-from attnlab.errors import UserError, nearest, not_installed, wrong_flag
+from attnlab.errors import UserError, nearest, not_installed
+from attnlab.flags import parse_flags
 from attnlab.signature import Parameter, members, parameters
 from attnlab.trust import importable, named
 
@@ -54,7 +55,7 @@ def read_config(values: flags.FlagValues, argv: list[str], command: str, base: C
             'A Python file with get_config(arg), as FILE.py:ARG, or a config of attnlab.',
             flag_values=values,
         )
-        _parse(values, rest, command)
+        parse_flags(values, rest, command)
         raise UserError(MISSING)
     if base is None:
         path, _, arg = given[0].removeprefix(CONFIG).partition(':')
@@ -62,7 +63,7 @@ def read_config(values: flags.FlagValues, argv: list[str], command: str, base: C
     config = base.unlock()
     plain = [item for item in overrides if not _replaces_part(config, item)]
     config_flags.DEFINE_config_dict('config', config, flag_values=values, sys_argv=['attnlab', *plain])
-    _parse(values, [*rest, *plain], command)
+    parse_flags(values, [*rest, *plain], command)
     return values.config.lock()
 
 
@@ -127,15 +128,6 @@ def _raised(path: pathlib.Path, error: Exception) -> str:
     own = next((index for index, frame in enumerate(frames) if pathlib.Path(frame.filename) == path), len(frames))
     lines = [*traceback.format_list(frames[own:]), *traceback.format_exception_only(error)]
     return f'{path} raised {type(error).__name__}:\n{"".join(lines).rstrip()}'
-
-
-def _parse(values: flags.FlagValues, argv: list[str], command: str) -> None:
-    try:
-        rest = values(['attnlab', *argv])[1:]
-    except flags.Error as error:
-        raise wrong_flag(str(error)) from error
-    if rest:
-        raise UserError(f'{command} takes no argument {rest[0]!r}; flags are written --name=value')
 
 
 def _replaces_part(config: ConfigDict, item: str) -> bool:

@@ -2,7 +2,6 @@
 
 import difflib
 import importlib
-import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,17 +18,6 @@ EXTRAS = {
     'wandb': 'wandb',
 }
 """The extra that installs a package that is not always there."""
-
-
-NO_NUMBER = re.compile(
-    r'flag --(\w+)=(.*): (invalid literal for int\(\) with base \d+|could not convert string to float): ', re.DOTALL
-)
-
-NUMBERS = {
-    'step': 'the step of a checkpoint, a whole number; without --step the newest is taken',
-    'from_step': 'the step of a checkpoint, a whole number; without --from_step the best fit is taken',
-}
-"""What flags must be that mean more than a number."""
 
 
 SHOWN = 40
@@ -76,16 +64,6 @@ def not_installed(error: ModuleNotFoundError, needed_by: str) -> UserError | Non
     if package not in EXTRAS:
         return None
     return UserError(f'{needed_by} needs {package}, which is not installed: pip install "attnlab[{EXTRAS[package]}]"')
-
-
-def wrong_flag(said: str) -> UserError:
-    """What absl says of flags, in our words where it quotes Python's of what is no number."""
-    number = NO_NUMBER.match(said)
-    if number is None:
-        return UserError(said)
-    name, given, kind = number.groups()
-    right = NUMBERS.get(name, 'a whole number' if kind.startswith('invalid') else 'a number')
-    return UserError(f'--{name} is {given!r}; it must be {right}')
 
 
 def _closeness(name: str, other: str) -> tuple[float, bool]:

@@ -234,6 +234,18 @@ def _check_definition(tokenizer: TrainedBytePairs) -> None:
         raise ValueError(f'vocab is {tokenizer.vocab}, and the definition has {known} tokens')
 
 
+def encode_prompt(tokenizer: Tokenizer, text: str) -> UInt[np.ndarray, 't']:
+    """The ids of a prompt. Raises `UserError` for one that is empty, or whose bytes were no text of the terminal."""
+    try:
+        content = text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f'the prompt is not UTF-8: {text!r}; give it in the encoding of the terminal') from error
+    if not text:
+        raise UserError('the prompt is empty; give at least one character')
+    (ids,) = tokenizer.encode([content])
+    return ids
+
+
 def ids_dtype(vocab: int) -> np.dtype:
     """The smallest unsigned type that holds ids below `vocab`."""
     return np.min_scalar_type(vocab - 1)
