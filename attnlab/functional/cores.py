@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as Spec
 from jaxtyping import Array, Float, Int
 
@@ -89,9 +89,9 @@ def undivided() -> Iterator[list[Undivided]]:
         _LEDGERS.reset(token)
 
 
-def on(mesh: Mesh | None, function: Callable[..., Any]) -> Callable[..., Any]:
+def on(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `function` with its cores dividing their work over `mesh`, for compilation on its devices."""
-    if mesh is None or mesh.size == 1:
+    if mesh.size == 1:
         return function
 
     @functools.wraps(function)
@@ -100,13 +100,6 @@ def on(mesh: Mesh | None, function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return traced
-
-
-def mesh_of(arrays: Any) -> Mesh | None:
-    """The mesh of a tree's arrays; `None` where there is none."""
-    shardings = [leaf.sharding for leaf in jax.tree.leaves(arrays) if isinstance(leaf, jax.Array)]
-    meshes = [sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)]
-    return meshes[0] if meshes and isinstance(meshes[0], Mesh) else None
 
 
 class Division:

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import gzip
 import hashlib
-import importlib
 import pathlib
 import tokenize
 import zipfile
@@ -16,7 +15,7 @@ import numpy as np
 
 from attnlab.data.series.dates import Dates, read_dates
 from attnlab.data.series.series import Counts, Series, Shares, Values, check_values
-from attnlab.errors import UserError, nearest
+from attnlab.errors import UserError, nearest, optional
 
 DELIMITERS = ',;\t'
 NUMBERS = ('int', 'uint', 'float', 'double', 'halffloat', 'bool', 'decimal')
@@ -266,10 +265,7 @@ def digest(path: pathlib.Path) -> str:
 
 
 def _parquet(module: str = 'pyarrow.parquet') -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise UserError("Parquet needs pyarrow: pip install 'attnlab[parquet]'") from error
+    return optional(module, 'Parquet')
 
 
 def _existing(path: str) -> pathlib.Path:
