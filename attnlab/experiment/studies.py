@@ -287,9 +287,9 @@ def _made(folder: pathlib.Path) -> Measurements:
 
 
 def _table(report: str, found: Comparison) -> str:
-    """The table of `attnlab compare`, under its head and its sentence, and below what its intervals leave out."""
+    """The table of `attnlab compare`, under its head and its sentence, above what intervals and rates leave out."""
     chosen = f'{found.reported}, chosen by {found.metric}' if found.reported else found.metric
     head = f'**{report}**: {chosen}; {found.head}\n\n{found.sentence}'
     columns = study_table(found)
     table = markdown([[each.name for each in columns.columns], *columns.text()])
-    return '\n\n'.join(filter(None, [head, table, found.left_out]))
+    return '\n\n'.join(filter(None, [head, table, found.left_out, found.at_an_end]))
