@@ -30,9 +30,9 @@ def negative_entropy(logits: Float[np.ndarray, 'b o']) -> Float[np.ndarray, 'b']
     return np.sum(np.exp(logs) * logs, axis=1)
 
 
-def energy(logits: Float[np.ndarray, 'b o'], temperature: float = 1.0) -> Float[np.ndarray, 'b']:
-    """`T log sum_o exp(f_o / T)` (Liu et al. 2020, https://arxiv.org/abs/2010.03759), which is minus their energy."""
-    return temperature * logsumexp(logits / temperature, axis=1)
+def energy(logits: Float[np.ndarray, 'b o']) -> Float[np.ndarray, 'b']:
+    """`log sum_o exp(f_o)`, minus the energy of Liu et al. 2020, https://arxiv.org/abs/2010.03759, at temperature 1."""
+    return logsumexp(logits, axis=1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -22,7 +22,6 @@ from attnlab.models.heads.language import LanguageHead, TiedHead
 from attnlab.runs.loading import Loaded, load_checked
 from attnlab.tables import Column, Interval, Printer, Table, digits, plus_minus
 from attnlab.tasks.language import TOKENIZER
-from attnlab.tasks.long_range import Classification
 from attnlab.tasks.task import Textual
 from attnlab.train.cost import flops_per_token
 
@@ -252,19 +251,6 @@ def _run(workdir: pathlib.Path, step: int | None, other_data: bool, *, ema: bool
     loaded = load_checked(workdir, step, ema=ema, other_data=other_data)
     check_asks(loaded.setup.task, loaded.setup.length)
     return loaded
-
-
-def classifier(
-    workdir: pathlib.Path, step: int | None, other_data: bool, *, ema: bool = False
-) -> tuple[Loaded, Classification]:
-    """A run and its task, which must be of one label a row."""
-    loaded = load_checked(workdir, step, ema=ema, other_data=other_data)
-    task = loaded.setup.task
-    if not isinstance(task, Classification):
-        raise UserError(
-            f'{workdir} was trained for {type(task).__name__}; what is analysed here is a classifier, one label a row'
-        )
-    return loaded, task
 
 
 def _scored(loaded: Loaded, trained: Mapping[str, np.ndarray]) -> tuple[Scores, Callable[..., Outputs]]:
