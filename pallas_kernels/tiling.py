@@ -402,6 +402,9 @@ def linear_scan_tpu(t: int, d: int, numbers: int) -> StreamTile:
     return StreamTile(rows=min(2**18 // (numbers * channels), -(-t // 16) * 16), channels=channels)
 
 
+HALVES = 6
+"""The sizes of the halves of a chunk, 1, 2, 4, ... steps, in kernels with decays of key channels on Hopper."""
+
 SELECTIVE_SCAN_SEGMENT = 8
 """The steps whose states a program of `selective_scan` holds in shared memory in its backward pass."""
 
