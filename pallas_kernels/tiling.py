@@ -31,8 +31,9 @@ CONV_CHANNELS = 256, 128
 
 
 def short_conv(d: int) -> ConvTile:
-    """The tile by which fewest of `d` channels are computed, of as many the wider: the last shares some with the one
-    before where its width does not divide them.
+    """The tile that computes the fewest channels beyond `d`, and the wider one on a tie.
+
+    Where its width does not divide `d`, the last tile overlaps the one before it.
     """
     fitting = (count for count in CONV_CHANNELS if count <= d)
     return ConvTile(CONV_STEPS, min(fitting, key=lambda count: -(-d // count) * count))

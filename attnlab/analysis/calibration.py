@@ -72,7 +72,7 @@ def fitted_temperature(logits: Float[np.ndarray, 'b o'], labels: Int[np.ndarray,
 
 
 def cross_entropy(logits: Float[np.ndarray, 'b o'], labels: Int[np.ndarray, 'b']) -> float:
-    """`-log p(label)` in nats, in the mean."""
+    """`-log p(label)` in nats, on average."""
     return float(np.mean(logsumexp(logits, axis=1) - logits[np.arange(len(labels)), labels]))
 
 

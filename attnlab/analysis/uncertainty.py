@@ -185,15 +185,15 @@ def analyse_uncertainty(
 ) -> Uncertainty:
     """Scores, calibrates and tests a run that predicts classes or tokens; writes `analysis/<step>-uncertainty.json`.
 
-    Every other one of `rows` rows all over a split, of about 4,096 predictions if not given, chooses the
-    temperature and the threshold of conformal sets; all numbers are of those between. Means, covariance and directions
-    of features are of `fitted` rows of another split, likewise. With `risk`, a name among those of
-    `attnlab.analysis.risk`, the rows that choose also choose a setting with which a new row's expected loss is `level`
-    at most. With the run `second` it is said what is reached where rows of which the first is not sure are handed on to
-    it; all rows are asked, for nothing is chosen on them, but for a rule that is learned, and the threshold of a
-    `budget`. With `members` mean probabilities of an ensemble are what is said of. With `decay` sets, and the setting
-    of a risk, are also made of recent rows that choose, each counting by this factor less than the one after it. With
-    `ema` averages of parameters are taken, of members and of the second run too.
+    Takes `rows` evenly spaced rows of a split, by default enough for about 4,096 predictions. Even-numbered rows set
+    the temperature and the conformal threshold; numbers are computed on the odd-numbered rows where nothing else is
+    said. Means, covariance and directions of features are of `fitted` rows of another split, likewise. With `risk`, a
+    name among those of `attnlab.analysis.risk`, the rows that choose also choose a setting with which a new row's
+    expected loss is `level` at most. With the run `second` it is said what is reached where rows of which the first is
+    not sure are handed on to it; all rows are asked, for nothing is chosen on them, but for a rule that is learned, and
+    the threshold of a `budget`. With `members` mean probabilities of an ensemble are what is said of. With `decay`
+    sets, and the setting of a risk, are also made of recent rows that choose, each counting by this factor less than
+    the one after it. With `ema` averages of parameters are taken, of members and of the second run too.
 
     What is written of an ensemble is `analysis/<step>-uncertainty-ensemble.json`.
 
@@ -299,7 +299,7 @@ def _check_together(loaded: Loaded, workdir: pathlib.Path, first: Loaded, first_
 def recent(outputs: Outputs, alpha: float, decay: float) -> dict[str, float]:
     """Coverage and size of sets where rows come in order: of every other row, by the thresholds of those before it.
 
-    Where rows hold several predictions the coverage is that of a row in the mean, as a risk that is controlled.
+    Where rows hold several predictions the coverage is that of a row on average, as a risk that is controlled.
     Raises `UserError` for a decay outside of (0, 1].
     """
     check_decay(decay)
@@ -333,7 +333,7 @@ def _handed_on(
 
     What is handed on are rows, whatever is predicted in them: a language model has to read a text to predict its last
     token, so that a token handed on costs nearly as much as all of them. A row of several predictions is as sure as
-    their largest probabilities in the mean, which is the accuracy that a calibrated run expects of it. Costs are
+    their largest probabilities on average, which is the accuracy that a calibrated run expects of it. Costs are
     operations that the definition of a model needs.
     """
     loaded = _run(second, None, other_data, ema=firsts[0].ema)

@@ -54,7 +54,7 @@ class ShiftCalibration:
     state: StateFormat | None = None
 
     def __post_init__(self) -> None:
-        """Raises `UserError` for an element that there is not, and without rows."""
+        """Raises `UserError` for an unknown element, and without rows."""
         FixedFloating(self.element, 1.0)
         check_rows(self)
 

@@ -41,7 +41,7 @@ def form(here: Target) -> vjp.Forward:
 
 
 def _cost(x: jax.Array) -> Passes:
-    """Of rows `n o`."""
+    """The costs of rows `n o`."""
     return softmax(n=x.shape[0], o=x.shape[1]).model
 
 

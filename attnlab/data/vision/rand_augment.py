@@ -132,7 +132,7 @@ def autocontrasted(image: Bytes, level: float) -> Bytes:
 
 
 def equalized(image: Bytes, level: float) -> Bytes:
-    """Every channel mapped so that values up to any are about as many as that value is large."""
+    """Histogram equalisation of each channel: maps values so that they are spread about evenly over 0 to 255."""
 
     def table(counts: Int[np.ndarray, '256']) -> Int[np.ndarray, '256']:
         there = counts[counts > 0]
