@@ -61,7 +61,7 @@ class Finished:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Those of its label."""
+        """The parts of its label."""
         return parts_of(self.label)
 
     def curve(self, metric: str) -> list[tuple[int, float]]:
@@ -79,7 +79,7 @@ class Finished:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of training, the median over what was reported."""
+        """The speed of training, the median over what was reported."""
         return float(np.median([line['tokens_per_second'] for line in read_lines(self.workdir / 'speed.jsonl')]))
 
 

@@ -11,11 +11,10 @@ that it divides, if it divides the query heads.
 """
 
 import contextlib
-import contextvars
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +26,7 @@ from jaxtyping import Array, Float, Int
 import pallas_kernels
 from attnlab.functional import sequence
 from attnlab.functional.sequence import SEQUENCE
+from pallas_kernels.ledger import Ledger
 
 EXPERT = 'expert'
 """Mesh axis that experts are divided over."""
@@ -75,18 +75,12 @@ class Undivided(NamedTuple):
         return f'{self.core}: {WORDS[self.letter]} {self.size} over {over}'
 
 
-_LEDGERS: contextvars.ContextVar[tuple[list[Undivided], ...]] = contextvars.ContextVar('undivided', default=())
+_UNDIVIDED = Ledger[Undivided]('undivided')
 
 
-@contextlib.contextmanager
-def undivided() -> Iterator[list[Undivided]]:
+def undivided() -> contextlib.AbstractContextManager[list[Undivided]]:
     """Collects the undivided dimensions of all core calls traced inside the `with` block, in this thread."""
-    found: list[Undivided] = []
-    token = _LEDGERS.set((*_LEDGERS.get(), found))
-    try:
-        yield found
-    finally:
-        _LEDGERS.reset(token)
+    return _UNDIVIDED.collecting()
 
 
 def on(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,7 +119,7 @@ class Division:
                     self.axes[letter] += (axis,)
                     self.parts[letter] *= devices
             if left:
-                _record(Undivided(core, letter, size, tuple(left)))
+                _UNDIVIDED.record(Undivided(core, letter, size, tuple(left)))
 
     def spec(self, letters: str, shape: tuple[int, ...] = ()) -> Spec:
         """The mesh axes of every dimension of an array; dimensions of size 1 are broadcast, hence replicated."""
@@ -218,11 +212,6 @@ def parts(letter: str, size: int) -> int:
     mesh = devices()
     count = math.prod(mesh.get(axis, 1) for axis in AXES[letter])
     return 1 if size % count else count
-
-
-def _record(entry: Undivided) -> None:
-    for found in _LEDGERS.get():
-        found.append(entry)
 
 
 linear_scan = _on_mesh(

@@ -39,7 +39,7 @@ class Writer:
         return cls(loaded, load_tokenizer(workdir / TOKENIZER), tokens)
 
     def sampled(self, prompt: str, sampling: Sampling, seed: int, thoughts: int = 0) -> Iterator[str]:
-        """The continuation of a prompt, one token after the other, after so many continuous thoughts."""
+        """The continuation of a prompt, one token after the other, after `thoughts` continuous thoughts."""
         ids, restricted = self._ids(prompt), dataclasses.asdict(sampling)
         restricted |= {'thoughts': thoughts}
         drawn = generate(self.loaded.model(), ids, self.tokens, **restricted, seed=seed, jit=self._jit)

@@ -147,7 +147,7 @@ class StudyResult:
 
     @property
     def _noise(self) -> list[float] | None:
-        """That of the test set, by trial; `None` where it is not known of all that did not fail."""
+        """The noise of the test set, by trial; `None` where it is not known of all that did not fail."""
         known = [point.noise for point in self.points if point.value is not None and point.noise is not None]
         if len(known) < sum(point.value is not None for point in self.points):
             return None
@@ -246,7 +246,7 @@ def open_studies(folders: Sequence[pathlib.Path], storage: str | None = None) ->
 
 
 def name_of(study: Study) -> str:
-    """That of its folder."""
+    """The name of its folder."""
     return study.folder.absolute().name
 
 

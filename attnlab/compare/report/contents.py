@@ -67,7 +67,7 @@ class Costs:
       peak_bytes: of the training step.
       weight_bytes: of parameters and buffers, as `attnlab quantize` stores them; `None` where no study was trained with
         few bits.
-      bits: of these for a parameter, in the mean.
+      bits: of these for a parameter, on average.
     """
 
     parameters: float

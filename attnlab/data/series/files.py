@@ -73,11 +73,11 @@ class CSVSeries(TableSeries):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the header."""
+        """The names in the header."""
         return self.columns or table(_existing(self.path)).names
 
     def dates(self) -> Dates | None:
-        """Those of the first column, if it holds no numbers. Raises `UserError` for what is no date."""
+        """The dates in the first column, if it holds no numbers. Raises `UserError` for what is no date."""
         return table_dates(_existing(self.path))
 
     def values(self) -> Values:
@@ -94,11 +94,11 @@ class ParquetSeries(TableSeries):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the columns of numbers."""
+        """The names of the columns of numbers."""
         return self.columns or parquet_columns(_existing(self.path))[1]
 
     def dates(self) -> Dates | None:
-        """Those of the column of times, or of the first, if it holds texts."""
+        """The dates in the column of times, or in the first, if it holds texts."""
         path = _existing(self.path)
         name = parquet_columns(path)[0]
         if name is None:
