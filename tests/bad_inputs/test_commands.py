@@ -321,7 +321,7 @@ OVERRIDES = [
     ('task.text.path=/nowhere', 'there is no text corpus at /nowhere'),
     ('task.text.valid_fraction=2', 'valid_fraction'),
     ('task.text.encoding=morse', 'encoding'),
-    ('nothing=1', 'did you mean'),
+    ('nothing=1', 'the config has no key nothing; it has accumulate, batch_size, '),
     ('steps', 'has no value'),
 ]
 """Overrides of a run's config."""
@@ -335,6 +335,8 @@ MHA = [
     ('window=-1', 'window is -1'),
     ('sinks=-1', 'sinks is -1'),
     ('key_dim=0', 'key_dim is 0'),
+    ('key_dim=3', 'a head has 3 channels, of which rotary positions turn 3 (fraction 1.0); that must be an even whole'),
+    ('weights.soft_cap=-1', f'config.{MIXER}.weights: Softmax: soft_cap is -1.0; expected a positive number, or None'),
     ('window=wide', "window is 'wide'"),
 ]
 """Overrides of an attention layer."""
