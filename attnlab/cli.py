@@ -27,7 +27,7 @@ from attnlab.commands import (
     uncertainty,
     zoo,
 )
-from attnlab.errors import UserError, nearest, not_installed
+from attnlab.errors import UserError, nearest, not_installed, out_of_memory
 from attnlab.tables import visible, wrapped
 
 USAGE = """\
@@ -83,6 +83,16 @@ UNUSABLE = (
     errno.ENOENT,
 )
 """Errors of paths that a user gave."""
+
+
+LESS = {
+    'train': 'in another --workdir, compute a step in more parts (config.accumulate) or of fewer rows '
+    '(config.batch_size); --dry_run says what it takes',
+    'eval': 'evaluate shorter rows (--multiples=1)',
+    'generate': 'give fewer --prompts, or draw fewer --tokens',
+}
+LESS_ELSEWHERE = 'ask for fewer or shorter rows, or take a device with more'
+"""How a command is made to take less memory."""
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
@@ -164,6 +174,11 @@ def main(argv: list[str] | None = None) -> int:
         if missing is None:
             raise
         message = str(missing)
+    except RuntimeError as error:
+        shortage = out_of_memory(error)
+        if shortage is None:
+            raise
+        message = f'the device has too little memory: {shortage}; {LESS.get(name, LESS_ELSEWHERE)}'
     lines = [visible(f'attnlab: {message}')]
     if sys.stderr.isatty():
         lines = wrapped(lines[0], os.get_terminal_size(sys.stderr.fileno()).columns or 80)
