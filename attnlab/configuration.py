@@ -61,11 +61,27 @@ def read_config(values: flags.FlagValues, argv: list[str], command: str, base: C
     if base is None:
         path, _, arg = given[0].removeprefix(CONFIG).partition(':')
         base = config_of(pathlib.Path(path), arg)
+        _check_kind(base, command, path, arg)
     config = base.unlock()
     plain = [item for item in overrides if not _replaces_part(config, item)]
     config_flags.DEFINE_config_dict('config', config, flag_values=values, sys_argv=['attnlab', *plain])
     parse_flags(values, [*rest, *plain], command)
     return values.config.lock()
+
+
+def _check_kind(config: ConfigDict, command: str, path: str, arg: str) -> None:
+    """Raises `UserError` for the config of a sweep where a run's is asked for, and the other way round."""
+    given = f'{CONFIG}{path}{":" if arg else ""}{arg}'
+    if command == 'train' and 'base' in config and 'model' not in config:
+        raise UserError(f'{given} is the config of a sweep: attnlab sweep {given} --study=DIR')
+    if command == 'sweep' and 'model' in config and 'base' not in config:
+        sweeps = sorted(file.stem for file in (PACKAGED / 'sweeps').glob('*.py'))
+        name = pathlib.Path(path).stem
+        own = f'{CONFIG}sweeps/{name}{":" if arg else ""}{arg}'
+        known = f'{", ".join(sweeps)}, of which language takes base=FILE.py, or a file of yours'
+        raise UserError(
+            f'{given} is the config of a run; a sweep of it is {own if name in sweeps else f"one of sweeps/: {known}"}'
+        )
 
 
 def config_of(path: pathlib.Path, arg: str = '') -> ConfigDict:
