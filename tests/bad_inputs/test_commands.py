@@ -363,6 +363,7 @@ MHA = [
     ('sinks=-1', 'sinks is -1'),
     ('key_dim=0', 'key_dim is 0'),
     ('key_dim=3', 'a head has 3 channels, of which rotary positions turn 3 (fraction 1.0); that must be an even whole'),
+    ('implementation=xl', f"config.{MIXER}.implementation is 'xl'; did you mean 'xla'?"),
     ('weights.soft_cap=-1', f'config.{MIXER}.weights: Softmax: soft_cap is -1.0; expected a positive number, or None'),
     ('window=wide', "window is 'wide'"),
 ]
