@@ -189,7 +189,7 @@ def test_a_run_with_parameters_of_another_goes_on_whatever_that_is_by_then(corpu
     given += [f'--config.{item}' for item in SMALL]
     assert main([*given, f'--workdir={straight}', '--config.start.step=4']) == 0
 
-    def killed(*_):
+    def killed(*_, **__):
         raise UserError('killed before the first save')
 
     later = (source / 'checkpoints' / '8').rename(tmp_path / 'later')
