@@ -246,7 +246,7 @@ def _lacking(config: ConfigDict, key: str) -> bool:
     if not isinstance(parent, ConfigDict) or TARGET not in parent:
         return False
     target = named(parent[TARGET], f'config.{path}.{TARGET}')
-    return dataclasses.is_dataclass(target) and name in parameters(target)
+    return name in parameters(target) and dataclasses.is_dataclass(target)
 
 
 def _meant(config: ConfigDict, key: str) -> str:
