@@ -1,5 +1,6 @@
 """The `attnlab` command: the table of its subcommands, and the one place where errors become a line of text."""
 
+import contextlib
 import errno
 import io
 import os
@@ -179,11 +180,20 @@ def main(argv: list[str] | None = None) -> int:
         if shortage is None:
             raise
         message = f'the device has too little memory: {shortage}; {LESS.get(name, LESS_ELSEWHERE)}'
+        _forget_what_failed()
     lines = [visible(f'attnlab: {message}')]
     if sys.stderr.isatty():
         lines = wrapped(lines[0], os.get_terminal_size(sys.stderr.fileno()).columns or 80)
     print(*lines, sep='\n', file=sys.stderr)
     return 2
+
+
+def _forget_what_failed() -> None:
+    """Has JAX raise now what it would print as a traceback when the process ends."""
+    import jax
+
+    with contextlib.suppress(Exception):
+        jax.effects_barrier()
 
 
 def _check_given_once(argv: list[str]) -> None:

@@ -140,6 +140,15 @@ def test_a_device_with_too_little_memory_is_one_line(capsys, monkeypatch, comman
     assert 'too little memory: RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes.; ' in line and remedy in line
 
 
+def test_a_model_that_no_memory_holds_is_one_line_to_the_end_of_the_process(run):
+    argv = [item for item in run if not item.startswith('--config.model.dim=')]
+    words = [*argv, '--config.model.dim=2000000', '--platform=cpu']
+    done = subprocess.run([sys.executable, '-m', 'attnlab', *words], capture_output=True, text=True)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith('attnlab: the device has too little memory: ') and 'Out of memory allocating' in line
+
+
 def test_any_other_error_of_jax_keeps_its_traceback(monkeypatch):
     def broken(argv):
         raise jax.errors.JaxRuntimeError('INTERNAL: a bug')
