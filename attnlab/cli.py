@@ -1,5 +1,6 @@
 """The `attnlab` command: the table of its subcommands, and the one place where errors become a line of text."""
 
+import contextlib
 import errno
 import io
 import os
@@ -27,7 +28,7 @@ from attnlab.commands import (
     uncertainty,
     zoo,
 )
-from attnlab.errors import UserError, nearest, not_installed
+from attnlab.errors import UserError, nearest, not_installed, out_of_memory
 from attnlab.tables import visible, wrapped
 
 USAGE = """\
@@ -83,6 +84,16 @@ UNUSABLE = (
     errno.ENOENT,
 )
 """Errors of paths that a user gave."""
+
+
+LESS = {
+    'train': 'in another --workdir, compute a step in more parts (config.accumulate) or of fewer rows '
+    '(config.batch_size); --dry_run says what it takes',
+    'eval': 'evaluate shorter rows (--multiples=1)',
+    'generate': 'give fewer --prompts, or draw fewer --tokens',
+}
+LESS_ELSEWHERE = 'ask for fewer or shorter rows, or take a device with more'
+"""How a command is made to take less memory."""
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
@@ -164,11 +175,25 @@ def main(argv: list[str] | None = None) -> int:
         if missing is None:
             raise
         message = str(missing)
+    except RuntimeError as error:
+        shortage = out_of_memory(error)
+        if shortage is None:
+            raise
+        message = f'the device has too little memory: {shortage}; {LESS.get(name, LESS_ELSEWHERE)}'
+        _forget_what_failed()
     lines = [visible(f'attnlab: {message}')]
     if sys.stderr.isatty():
         lines = wrapped(lines[0], os.get_terminal_size(sys.stderr.fileno()).columns or 80)
     print(*lines, sep='\n', file=sys.stderr)
     return 2
+
+
+def _forget_what_failed() -> None:
+    """Has JAX raise now what it would print as a traceback when the process ends."""
+    import jax
+
+    with contextlib.suppress(Exception):
+        jax.effects_barrier()
 
 
 def _check_given_once(argv: list[str]) -> None:

@@ -20,6 +20,7 @@ from attnlab.signature import ABSENT, check_names, check_value, members, paramet
 from attnlab.trust import OWN, allow_module, is_part, named
 
 TARGET = 'target'
+KERNELS = 'pallas_kernels'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +63,8 @@ def build(config: Any, path: str = 'config') -> Any:
     """Makes what `config` describes: a spec of a module becomes a `Factory`, any other spec the object it names.
 
     Tuples are built element by element, a ConfigDict without target becomes a dict; anything else is returned as it is.
-    Raises `UserError` naming the key for an unknown name, a value of the wrong type, or a missing argument.
+    Raises `UserError` naming the key for an unknown name, a value of the wrong type or one that a kernel refuses, or a
+    missing argument.
     """
     if isinstance(config, list | tuple):
         return tuple(build(item, f'{path}[{i}]') for i, item in enumerate(config))
@@ -81,7 +83,13 @@ def build(config: Any, path: str = 'config') -> Any:
     missing = [name for name, parameter in taken.items() if parameter.default is ABSENT and name not in kwargs]
     if missing:
         raise UserError(f'{path} ({config[TARGET]}) lacks {", ".join(missing)}')
-    return target(**kwargs)
+    try:
+        return target(**kwargs)
+    except ValueError as error:
+        # Kernels stand apart from attnlab and refuse a field by a ValueError; of any other class that is a bug.
+        if target.__module__.partition('.')[0] != KERNELS:
+            raise
+        raise UserError(f'{path}: {error}') from error
 
 
 def takes(config: ConfigDict) -> frozenset[str]:

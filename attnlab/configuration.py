@@ -3,6 +3,7 @@
 NAME is the path of a Python file, or that of one of the configs that come with attnlab, such as `language`.
 """
 
+import dataclasses
 import difflib
 import importlib.util
 import pathlib
@@ -60,11 +61,27 @@ def read_config(values: flags.FlagValues, argv: list[str], command: str, base: C
     if base is None:
         path, _, arg = given[0].removeprefix(CONFIG).partition(':')
         base = config_of(pathlib.Path(path), arg)
+        _check_kind(base, command, path, arg)
     config = base.unlock()
     plain = [item for item in overrides if not _replaces_part(config, item)]
     config_flags.DEFINE_config_dict('config', config, flag_values=values, sys_argv=['attnlab', *plain])
     parse_flags(values, [*rest, *plain], command)
     return values.config.lock()
+
+
+def _check_kind(config: ConfigDict, command: str, path: str, arg: str) -> None:
+    """Raises `UserError` for the config of a sweep where a run's is asked for, and the other way round."""
+    given = f'{CONFIG}{path}{":" if arg else ""}{arg}'
+    if command == 'train' and 'base' in config and 'model' not in config:
+        raise UserError(f'{given} is the config of a sweep: attnlab sweep {given} --study=DIR')
+    if command == 'sweep' and 'model' in config and 'base' not in config:
+        sweeps = sorted(file.stem for file in (PACKAGED / 'sweeps').glob('*.py'))
+        name = pathlib.Path(path).stem
+        own = f'{CONFIG}sweeps/{name}{":" if arg else ""}{arg}'
+        known = f'{", ".join(sweeps)}, of which language takes base=FILE.py, or a file of yours'
+        raise UserError(
+            f'{given} is the config of a run; a sweep of it is {own if name in sweeps else f"one of sweeps/: {known}"}'
+        )
 
 
 def config_of(path: pathlib.Path, arg: str = '') -> ConfigDict:
@@ -180,13 +197,84 @@ def _part(config: ConfigDict, key: str, text: str, optional: bool) -> ConfigDict
     return spec(named(text, f'config.{key}'))
 
 
+NO_KEY = (AttributeError, KeyError, IndexError, TypeError, ValueError)
+"""What `config_path` raises for a key that a config does not have."""
+
+MEANT = {
+    'betas': ('b1', 'b2'),
+    'batch': ('batch_size',),
+    'context': ('length',),
+    'd_model': ('dim',),
+    'data': ('task',),
+    'epochs': ('steps',),
+    'grad_clip': ('clip',),
+    'hidden_size': ('dim',),
+    'layers': ('depth',),
+    'learning_rate': ('peak_lr',),
+    'lr': ('peak_lr',),
+    'max_steps': ('steps',),
+    'n_layers': ('depth',),
+    'num_heads': ('heads',),
+    'num_layers': ('depth',),
+    'seq_len': ('length',),
+    'warmup_steps': ('warmup',),
+    'wd': ('weight_decay',),
+}
+"""The last parts of keys by what others call them, whose letters are not like theirs."""
+
+
 def _value(config: ConfigDict, key: str) -> object:
-    """What the config has at a key. Raises `UserError`, naming the nearest, for a key that it does not have."""
+    """What the config has at a key, `None` where a dataclass that was put in lacks an argument without default.
+
+    Raises `UserError` for a key that it does not have, naming what may be meant.
+    """
     try:
         return config_path.get_value(key, config)
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-        close = difflib.get_close_matches(key, list(keys(config)), n=1, cutoff=0.0)[0]
-        raise UserError(f'the config has no key {key}; did you mean {close}?') from error
+    except NO_KEY as error:
+        if _lacking(config, key):
+            return None
+        raise UserError(f'the config has no key {key}; {_meant(config, key)}') from error
+
+
+def _lacking(config: ConfigDict, key: str) -> bool:
+    """Whether a key that is not there is an argument of a dataclass; what modules lack is for their parents to give."""
+    path, _, name = key.rpartition('.')
+    try:
+        parent = config_path.get_value(path, config) if path else config
+    except NO_KEY:
+        return False
+    if not isinstance(parent, ConfigDict) or TARGET not in parent:
+        return False
+    target = named(parent[TARGET], f'config.{path}.{TARGET}')
+    return name in parameters(target) and dataclasses.is_dataclass(target)
+
+
+def _meant(config: ConfigDict, key: str) -> str:
+    """What may be meant by a key that is not there: one that ends alike, one of almost the same letters, or what is."""
+    known = [other for other in keys(config) if not key.startswith(f'{other}.') and _parted(other)[1] != TARGET]
+    parent, name = _parted(key)
+    # Of keys that end alike those of the outermost part, such as the rate of an optimizer before those of its groups.
+    alike = sorted((other for other in known if _parted(other)[1] in MEANT.get(name, (name,))), key=_depth)
+    alike = [other for other in alike if other.startswith(f'{parent}.')] or alike
+    alike = [other for other in alike if _depth(other) == _depth(alike[0])][:3]
+    close = alike or difflib.get_close_matches(key, known, n=1, cutoff=0.8)
+    if close:
+        return f'did you mean {" or ".join(close)}?'
+    while parent and not any(_parted(other)[0] == parent for other in known):
+        parent = _parted(parent)[0]
+    there = [last for place, last in map(_parted, known) if place == parent]
+    return f'{parent or "it"} has {", ".join(there) or "no keys"}'
+
+
+def _parted(key: str) -> tuple[str, str]:
+    """The key of the part that a key stands in, empty for the config itself, and its last part."""
+    parent, _, name = key.rpartition('.')
+    return parent, name
+
+
+def _depth(key: str) -> int:
+    """How many parts a key stands in."""
+    return key.count('.')
 
 
 def _parameter(config: ConfigDict, key: str) -> Parameter | None:

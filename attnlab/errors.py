@@ -66,6 +66,14 @@ def not_installed(error: ModuleNotFoundError, needed_by: str) -> UserError | Non
     return UserError(f'{needed_by} needs {package}, which is not installed: pip install "attnlab[{EXTRAS[package]}]"')
 
 
+def out_of_memory(error: BaseException) -> str | None:
+    """What JAX says in its first line where a device has too little memory; `None` for any other error."""
+    first = str(error).strip().partition('\n')[0]
+    # By name, so that whatever only prints need not import JAX.
+    exhausted = 'RESOURCE_EXHAUSTED' in first or 'Out of memory' in first
+    return first if exhausted and type(error).__name__ == 'JaxRuntimeError' else None
+
+
 def _closeness(name: str, other: str) -> tuple[float, bool]:
     """The share of letters that match in order, and whether the names are the same letters in another order."""
     return difflib.SequenceMatcher(a=other, b=name).ratio(), sorted(name) == sorted(other)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from flax import nnx
 
 from attnlab.errors import UserError, nearest
+from pallas_kernels import dispatch
 
 ABSENT = inspect.Parameter.empty
 PLAIN = (int, float, str, bool, tuple, types.NoneType)
@@ -44,6 +45,9 @@ FROM_ZERO = frozenset(
     | {'margin', 'offset', 'padding', 'repeated', 'rewrites', 'seed', 'sinks', 'startup', 'step'}
 )
 """Parameters that count something there may be none of; every other whole number is a size, which begins at 1."""
+
+IMPLEMENTATIONS = (*dispatch.PREFERENCE, *dispatch.LIBRARIES, *dispatch.ALTERNATIVES)
+"""What a parameter called `implementation` may be: the names of forms of a core."""
 
 MESH = frozenset({'data', 'fsdp', 'sequence', 'tensor'})
 """Axes of a mesh, one of which may be -1."""
@@ -140,11 +144,14 @@ def _subclasses(kind: type) -> Iterator[type]:
 def check_value(path: str, name: str, value: Any, kind: Any) -> None:
     """Checks a value by the type of its parameter and, where that is a number, by its range.
 
-    Raises `UserError` for a wrong type, a size below 1, a count below 0, and for what is not a number.
+    Raises `UserError` for a wrong type, a size below 1, a count below 0, for what is not a number, and for an unknown
+    implementation.
     """
     check_type(path, value, kind)
     if isinstance(value, float) and math.isnan(value):
         raise UserError(f'{path} is nan; it must be a number')
+    if name == 'implementation' and isinstance(value, str) and value not in IMPLEMENTATIONS:
+        raise UserError(f'{path} is {value!r}{nearest(value, IMPLEMENTATIONS)}')
     least = 0 if name in FROM_ZERO else 1
     if int in members(kind) and isinstance(value, numbers.Integral) and name not in MESH and value < least:
         raise UserError(f'{path} is {value}; it must be a whole number of at least {least}')

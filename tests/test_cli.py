@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
@@ -124,6 +125,37 @@ def test_compare_has_help_for_runs_and_for_studies(capsys):
 )
 def test_mistakes_in_the_command(capsys, arguments, message):
     assert message in said(capsys, 'train', *arguments, '--compilation_cache=')
+
+
+@pytest.mark.parametrize(
+    ('command', 'remedy'),
+    [('train', 'config.accumulate'), ('eval', '--multiples=1'), ('generate', '--prompts'), ('quantize', 'or shorter')],
+)
+def test_a_device_with_too_little_memory_is_one_line(capsys, monkeypatch, command, remedy):
+    def full(argv):
+        raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes.\nLargest program:\n...')
+
+    monkeypatch.setitem(COMMANDS, command, full)
+    line = said(capsys, command)
+    assert 'too little memory: RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes.; ' in line and remedy in line
+
+
+def test_a_model_that_no_memory_holds_is_one_line_to_the_end_of_the_process(run):
+    argv = [item for item in run if not item.startswith('--config.model.dim=')]
+    words = [*argv, '--config.model.dim=2000000', '--platform=cpu']
+    done = subprocess.run([sys.executable, '-m', 'attnlab', *words], capture_output=True, text=True)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith('attnlab: the device has too little memory: ') and 'Out of memory allocating' in line
+
+
+def test_any_other_error_of_jax_keeps_its_traceback(monkeypatch):
+    def broken(argv):
+        raise jax.errors.JaxRuntimeError('INTERNAL: a bug')
+
+    monkeypatch.setitem(COMMANDS, 'train', broken)
+    with pytest.raises(jax.errors.JaxRuntimeError, match='a bug'):
+        main(['train'])
 
 
 def test_a_part_can_be_overridden_or_taken_out(capsys):

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from attnlab import config
 from attnlab.config import Factory, apart, arguments, build, check_keys, spec, takes, whole
 from attnlab.errors import UserError
+from pallas_kernels.attention.maps.ratios import PowerSoftmax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,6 +17,12 @@ class Part:
     rate: float = 1
     names: tuple[str, ...] = ('a', 'b')
     width: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken:
+    def __post_init__(self):
+        raise ValueError('a bug of a class')
 
 
 class Leaf(nnx.Module):
@@ -90,6 +97,15 @@ def test_a_missing_argument_and_an_unknown_target_say_where():
         build(ConfigDict({'target': 'attnlab.train.start.FromRun'}), 'config.x')
     with pytest.raises(UserError, match=r"config.target is 'attnlab.nothing.X', which cannot be imported"):
         build(ConfigDict({'target': 'attnlab.nothing.X'}))
+
+
+def test_what_a_kernel_refuses_names_the_key_and_a_bug_keeps_its_traceback():
+    odd = spec(PowerSoftmax)
+    odd.power = 3
+    with pytest.raises(UserError, match=r'^config.weights: PowerSoftmax: power is 3; expected an even positive number'):
+        build(odd, 'config.weights')
+    with pytest.raises(ValueError, match='a bug of a class'):
+        build(spec(Broken))
 
 
 def test_takes_reads_the_constructor():

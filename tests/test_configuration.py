@@ -1,6 +1,7 @@
 """Overrides on the command line, and config files that are none."""
 
 import pathlib
+import re
 
 import pytest
 from absl import flags
@@ -61,6 +62,45 @@ def test_a_part_is_put_in_by_its_import_path_and_its_keys_set():
     made = config.model.stack.blocks[0].mixer
     assert made.qk_norm.eps == 1e-3 and made.position is None
     assert build(config.model.stack.blocks[0].mixer.qk_norm).module.__name__ == 'HeadRMSNorm'
+
+
+def test_an_optimizer_is_put_in_and_given_what_it_has_no_default_for():
+    config = read('--config.optimizer=attnlab.train.optimizer.Lion', '--config.optimizer.peak_lr=1e-3')
+    assert build(config.optimizer).peak_lr == 1e-3
+    with pytest.raises(UserError, match=r"config.optimizer.peak_lr is 'high', of type str; it must be float"):
+        read('--config.optimizer=attnlab.train.optimizer.Lion', '--config.optimizer.peak_lr=high')
+
+
+@pytest.mark.parametrize(
+    ('key', 'meant'),
+    [
+        ('lr', 'did you mean optimizer.peak_lr?'),
+        ('optimizer.learning_rate', 'did you mean optimizer.peak_lr?'),
+        ('optimizer.wd', 'did you mean optimizer.weight_decay?'),
+        ('optimizer.warmup', 'did you mean optimizer.schedule.warmup?'),
+        ('optimizer.betas', 'did you mean optimizer.b1 or optimizer.b2?'),
+        ('optimzer.peak_lr', 'did you mean optimizer.peak_lr?'),
+        ('optimizer.peaklr', 'did you mean optimizer.peak_lr?'),
+        ('model.vocab', 'model has dim, head, inputs, norm, pool, positions, stack, streaming'),
+        ('model.heads', r'did you mean model.stack.blocks\[0\].mixer.heads?'),
+        ('model.stack.blocks[3].mixer.heads', r'did you mean model.stack.blocks\[0\].mixer.heads?'),
+        ('data', 'did you mean task?'),
+        ('stpes', 'did you mean steps?'),
+        ('steps.first', 'it has accumulate, batch_size, '),
+        ('nothing', 'it has accumulate, batch_size, '),
+    ],
+)
+def test_a_key_that_is_not_there_is_answered_by_what_may_be_meant_or_by_what_is_there(key, meant):
+    with pytest.raises(UserError, match=f'^the config has no key {re.escape(key)}; {meant.replace("?", "[?]$")}'):
+        read(f'--config.{key}=1', config=f'{LANGUAGE}:zoo=mha')
+
+
+def test_a_config_without_keys_says_so(tmp_path):
+    (tmp_path / 'mine.py').write_text(
+        'from ml_collections import ConfigDict\ndef get_config(arg):\n    return ConfigDict()'
+    )
+    with pytest.raises(UserError, match='the config has no key lr; it has no keys'):
+        read('--config.lr=1', config=tmp_path / 'mine.py')
 
 
 def test_optional_keys_of_a_run_are_left_out_by_none():

@@ -3,6 +3,7 @@
 import pathlib
 import re
 import subprocess
+from typing import Any
 
 import jax
 
@@ -28,6 +29,20 @@ def test_the_page_on_kernels_runs_as_it_stands():
     assert len([line for line in body.splitlines() if line.strip()]) <= 30
     with jax.numpy_rank_promotion('allow'):
         exec('\n'.join(blocks), {'__name__': 'kernels'})
+
+
+def test_a_run_is_loaded_from_python_as_the_page_says(tmp_path, monkeypatch, capsys):
+    (tmp_path / 'text.txt').write_text('def function(argument):\n    return argument + 1\n' * 50)
+    monkeypatch.chdir(tmp_path)
+    small = ('steps=2', 'batch_size=2', 'length=16', 'model.dim=8', 'model.stack.depth=1', 'evals=()')
+    argv = ['train', '--config=language:zoo=mingru,data=text.txt', '--workdir=runs/gla', '--compilation_cache=']
+    assert main([*argv, *(f'--config.{item}' for item in small)]) == 0
+    capsys.readouterr()
+    (block,) = re.findall(r'```python\n(.*?)```', (ROOT / 'docs' / 'after_training.md').read_text(), flags=re.DOTALL)
+    found: dict[str, Any] = {'__name__': 'page'}
+    exec(block, found)
+    assert capsys.readouterr().out.startswith('2 (1, 4, 256) b') and found['logits'].dtype == 'float32'
+    assert found['source'][0]['tokens'].shape == (16,)
 
 
 def test_the_list_of_experiments_has_all_of_them_their_questions_and_where_they_were_run():

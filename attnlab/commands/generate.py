@@ -187,10 +187,6 @@ def _check(values: flags.FlagValues) -> None:
     drawn = [f'--{name}' for name in (*DRAWS, *(('top_k',) if values.beam else ())) if values[name].present]
     if searched and drawn:
         raise UserError(f'{drawn[0]} is for what is drawn; {ways[0]} searches')
-    if values.regex == '':
-        raise UserError('--regex is empty; give the pattern that the continuation is to match')
-    if values.grammar == '':
-        raise UserError('--grammar is empty; give the file of the grammar that the continuation is to be of')
     if values['tested'].present and values.regex is None and values.grammar is None:
         raise UserError('--tested is for --regex or --grammar, of which none is given')
     if values.tested == 'drawn':

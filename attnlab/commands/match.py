@@ -42,6 +42,9 @@ def main(argv: list[str]) -> int:
     target, out = str(required(values, 'target')), directory(values, 'out')
     if not values.recipes:
         raise UserError('--recipes is missing, such as --recipes=gla,mamba2,mha')
+    for item in arg.split(','):
+        if item.startswith('zoo='):
+            raise UserError(f'--config holds {item}, which match gives for each of --recipes; leave it out')
     start_platform(values)
     from attnlab.compare.match import MULTIPLES, match_recipes
     from attnlab.configuration import config_of

@@ -52,10 +52,12 @@ def main(argv: list[str]) -> int:
     from attnlab.sweep import launch
     from attnlab.sweep.study import create_study
     from attnlab.tables import standard_output
+    from attnlab.train.devices import check_processes
     from attnlab.trust import allowed
 
     console = standard_output()
     folder = directory(values, 'study')
+    check_processes(values.coordinator, values.processes, values.process)
     together = values.distributed or values.coordinator is not None
     if together and values.launcher == 'processes' and values.workers != 1:
         raise UserError(f'--workers is {values.workers}; several processes that run one trial together are one worker')

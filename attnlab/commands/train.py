@@ -68,7 +68,8 @@ def _flags() -> flags.FlagValues:
 def _given(argv: list[str], name: str) -> pathlib.Path | None:
     """The folder that a flag names, before flags are read."""
     flag = f'--{name}='
-    return next((pathlib.Path(item.removeprefix(flag)).expanduser() for item in argv if item.startswith(flag)), None)
+    given = next((item.removeprefix(flag) for item in argv if item.startswith(flag)), '')
+    return pathlib.Path(given).expanduser() if given else None
 
 
 def _config(values: flags.FlagValues, argv: list[str], run: pathlib.Path | None) -> 'ConfigDict':

@@ -6,6 +6,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
+from attnlab.errors import UserError
 from attnlab.typing import Positions
 
 
@@ -33,7 +34,7 @@ def rotate(
     The first `fraction` of the channels are rotated, the others are unchanged. A pair is `(c, c + n/2)` of the `n`
     rotated ones, or `(2c, 2c + 1)` when `interleaved`: the same up to the order of channels, but not interchangeable
     once trained. The rotation is in float32 or wider, the result in the type of `x`.
-    Raises ValueError when the rotated channels are not an even, positive whole number.
+    Raises `UserError` when the rotated channels are not an even, positive whole number.
     Su et al. 2021, https://arxiv.org/abs/2104.09864.
     """
     rotated = rotated_channels(x.shape[-1], fraction)
@@ -60,10 +61,13 @@ def rotate_by_angles(
 
 
 def rotated_channels(channels: int, fraction: float) -> int:
-    """Returns how many of `channels` are rotated. Raises ValueError unless that is an even, positive whole number."""
+    """Returns how many of `channels` are rotated. Raises `UserError` unless that is an even, positive whole number."""
+    if not 0 < fraction <= 1:
+        raise UserError(f'fraction is {fraction}; rotary positions turn a share of the channels above 0, up to 1')
     rotated = round(channels * fraction, 6)
-    if not 0 < fraction <= 1 or rotated != round(rotated) or round(rotated) % 2:
-        raise ValueError(
-            f'fraction {fraction} of {channels} channels is {rotated}; rotation needs an even number of them'
+    if rotated != round(rotated) or round(rotated) % 2:
+        raise UserError(
+            f'a head has {channels} channels, of which rotary positions turn {rotated:g} (fraction {fraction}); '
+            f'that must be an even whole number: choose dim, heads or key_dim so'
         )
     return round(rotated)

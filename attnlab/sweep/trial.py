@@ -15,7 +15,7 @@ from rich.console import Console
 from attnlab import config as configs
 from attnlab import files
 from attnlab.config import from_plain, plain
-from attnlab.errors import UserError, nearest
+from attnlab.errors import UserError, nearest, out_of_memory
 from attnlab.sweep.study import Claim, Study, workdir
 from attnlab.sweep.sweep import read
 from attnlab.sweep.together import Abandoned, Followers, Order, OutOfStep, heard
@@ -197,6 +197,6 @@ def _reason(error: Exception) -> str:
     first = str(error).strip().partition('\n')[0]
     if isinstance(error, MemoryError):
         return 'out of memory'
-    if isinstance(error, jax.errors.JaxRuntimeError) and ('RESOURCE_EXHAUSTED' in first or 'Out of memory' in first):
+    if out_of_memory(error):
         return f'out of memory: {first}'
     return f'{type(error).__name__}: {first}'

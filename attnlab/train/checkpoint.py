@@ -169,17 +169,28 @@ class Checkpoints:
     def restore(self, step: int, abstract: State) -> tuple[State, Metadata]:
         """Returns the checkpoint of `step`. Raises `UserError` when there is none, or it is damaged."""
         self.wait()
+        self.check_whole(step)
+        return self._read(step, abstract)
+
+    def check_whole(self, step: int) -> None:
+        """Raises `UserError` when there is no checkpoint of `step`, or it is damaged."""
         if step not in self.steps():
             raise UserError(f'{self._directory} has no checkpoint of step {step}; it has: {self._complete()}')
         if self._agree(lambda: NONE if _damage(self._directory / str(step)) else step) == NONE:
             raise UserError(
                 f'checkpoint {step} in {self._directory} is damaged: {_damage(self._directory / str(step))}'
             )
-        return self._read(step, abstract)
 
-    def check_structure(self, step: int, wanted: dict[str, Any]) -> None:
-        """Raises `UserError` for an array that is missing or has another shape or type; reads no array."""
-        self._check_structure(self._directory / str(step), wanted)
+    def check_structure(self, step: int, abstract: State, whole: tuple[str, ...] = ()) -> None:
+        """Raises `UserError` for an array that is missing or has another shape or type; reads no array.
+
+        Of the parts of the state in `whole` there must be no other arrays either.
+        """
+        path, wanted = self._directory / str(step), _named(abstract)
+        self._check_structure(path, wanted)
+        for name in self._saved(path):
+            if name.partition('.')[0] in whole and name not in wanted:
+                raise UserError(f'{path} has an array {name}, which has no place here')
 
     def _read(self, step: int, abstract: State) -> tuple[State, Metadata]:
         path = self._directory / str(step)
@@ -208,7 +219,7 @@ class Checkpoints:
 
     def _check_structure(self, path: pathlib.Path, wanted: dict[str, Any]) -> None:
         """Raises `UserError` where shapes or types differ: Orbax would crop or pad silently."""
-        saved = self._orbax.metadata(path).item_metadata['state'].tree
+        saved = self._saved(path)
         for name, leaf in wanted.items():
             if name not in saved:
                 raise UserError(f'{path} has no array {name}{nearest(name, saved)}')
@@ -216,6 +227,10 @@ class Checkpoints:
                 raise UserError(
                     f'{name} is {saved[name].dtype} {saved[name].shape} in {path}, but {leaf.dtype} {leaf.shape} here'
                 )
+
+    def _saved(self, path: pathlib.Path) -> dict[str, Any]:
+        """Shapes and types of the arrays of a checkpoint, by name."""
+        return dict(self._orbax.metadata(path).item_metadata['state'].tree)
 
     def _newest_whole(self, pass_over: Callable[[int], str]) -> int:
         steps = self.steps()

@@ -42,12 +42,7 @@ def start(
     logging.getLogger('absl').setLevel(logging.WARNING)
     logging.getLogger('matplotlib').addFilter(_says_more_than_where_it_keeps_fonts)
     keep_freed_memory()
-    if coordinator is not None and (processes is None or process is None):
-        raise UserError('--coordinator needs --processes and --process beside it')
-    if processes is not None and process is not None and process >= processes:
-        raise UserError(
-            f'--process is {process}, of {processes} processes; it must be a number from 0 to {processes - 1}'
-        )
+    check_processes(coordinator, processes, process)
     try:
         if coordinator is not None:
             jax.distributed.initialize(coordinator, processes, process, heartbeat_timeout_seconds=HEARTBEAT)
@@ -66,6 +61,20 @@ def start(
             f'JAX finds no device for --platform={platform} ({_first_line(error)}); it must be one that is here and '
             f'whose support is installed{SUPPORT.get(platform or "", "")}, or be left out'
         ) from error
+
+
+def check_processes(coordinator: str | None, processes: int | None, process: int | None) -> None:
+    """Raises `UserError` for flags of one process of several that do not go together."""
+    if coordinator is not None and (processes is None or process is None):
+        raise UserError('--coordinator needs --processes and --process beside it')
+    if coordinator is None and (processes is not None or process is not None):
+        raise UserError(
+            '--processes and --process need --coordinator=HOST:PORT beside them; with --distributed the cluster tells'
+        )
+    if processes is not None and process is not None and process >= processes:
+        raise UserError(
+            f'--process is {process}, of {processes} processes; it must be a number from 0 to {processes - 1}'
+        )
 
 
 SUPPORT = {

@@ -1,5 +1,6 @@
 """Forks: a longer run that starts from a checkpoint of an existing run, which stays unchanged."""
 
+import contextlib
 import dataclasses
 import pathlib
 import shutil
@@ -12,8 +13,10 @@ from attnlab import config as configs
 from attnlab import files
 from attnlab.config import build
 from attnlab.errors import UserError
+from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.run import differences, has_begun, saved_config
 from attnlab.train.schedule import in_steps
+from attnlab.train.state import TrainState
 
 READ_BY = ('batch_size', 'length', 'seed', 'task')
 """The keys of a config that decide which rows a step reads."""
@@ -48,6 +51,18 @@ class Fork:
         """The fork as plain data, for run.json."""
         facts = {'run': str(self.run), 'step': self.step, 'same_rates': self.same_rates}
         return facts | {'other_rows': list(self.other_rows)}
+
+    def check(self, abstract: TrainState) -> None:
+        """Raises `UserError` where the checkpoint is damaged, or of another model or optimiser; reads no array.
+
+        An average of the parameters may be left behind, parameters and what the optimiser knows of them may not.
+        """
+        with contextlib.closing(Checkpoints(self.run / 'checkpoints')) as checkpoints:
+            checkpoints.check_whole(self.step)
+            try:
+                checkpoints.check_structure(self.step, abstract, whole=('params', 'opt_state'))
+            except UserError as error:
+                raise UserError(f'--from is {self.run}, whose model or optimiser is another: {error}') from error
 
     def copy_into(self, workdir: pathlib.Path) -> None:
         """Copies the checkpoint and the metrics, unless the work directory has a checkpoint already.

@@ -86,8 +86,11 @@ def train(
     """
     _check_trainable(config, workdir, fork)
     run.check_claim(workdir, config)
-    if setup.start is not None and fork is None and not run.has_begun(workdir):
-        setup.start.check(setup.abstract)
+    if not run.has_begun(workdir):
+        if fork is not None:
+            fork.check(setup.abstract)
+        elif setup.start is not None:
+            setup.start.check(setup.abstract)
     with run.held(workdir):
         if profile is not None:
             start = 0 if fork is None else fork.step

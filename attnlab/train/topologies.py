@@ -65,32 +65,43 @@ def gpus(name: str) -> int | None:
 def find(name: str) -> Topology:
     """Returns the topology called `name`: `v5p:4x4x4` and whatever else libtpu knows, or `H100x8`.
 
-    Raises `UserError` for an unknown name, naming the nearest, and where libtpu is not installed.
+    Raises `UserError` for an unknown name, naming the nearest or what there is, and where libtpu is not installed.
     """
     count = gpus(name)
     if count is not None:
         if jax.device_count() < count:
             raise UserError(f'--topology={name} needs {count} CPU devices as stand-ins; there are {jax.device_count()}')
         return Topology(name, tuple(jax.devices()[:count]), target.H100)
-    if name.lower().startswith('h') or not re.fullmatch(r'\w+:\d+(x\d+)*', name):
-        raise UserError(f'there is no topology {name!r}; the nearest is {nearest(name)}')
+    if not re.fullmatch(r'\w+:\d+(x\d+)*', name):
+        raise UserError(f'there is no topology {name!r}; {_meant(name)}')
     find_libtpu()
     try:
         with _silent():
             devices: Any = topologies.get_topology_desc(platform='tpu', topology_name=name).devices
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         reason = str(error).partition('\n')[0]
-        raise UserError(f'there is no topology {name!r}; the nearest is {nearest(name)} ({reason})') from error
+        raise UserError(f'there is no topology {name!r}; {_meant(name)} ({reason})') from error
     return Topology(name, tuple(devices), target.Target('tpu', devices[0].device_kind))
 
 
-def nearest(name: str) -> str:
-    """The usual topology nearest to a name: of the same kind, with about as many chips."""
+def _meant(name: str) -> str:
+    """What may be meant by a name of no topology, or what there is where it is of no kind of them."""
+    near = nearest(name)
+    if near is None:
+        return f'there are {", ".join(TPUS)}, as v5p:4x4x4, and of GPUs H100, as H100x8'
+    return f'the nearest is {near}'
+
+
+def nearest(name: str) -> str | None:
+    """The usual topology nearest to a name: of the same kind, with about as many chips; `None` for no such kind."""
     if name.lower().startswith(('h', 'gpu', 'cuda')):
         digits = re.findall(r'\d+', name)
         return f'H100x{digits[-1] if len(digits) > 1 else 8}'
     kind, _, shape = name.lower().partition(':')
-    kind = difflib.get_close_matches(kind, TPUS, n=1, cutoff=0.0)[0]
+    close = difflib.get_close_matches(kind, TPUS, n=1)
+    if not close:
+        return None
+    (kind,) = close
     sizes = tuple(int(size) for size in re.findall(r'\d+', shape)) or (2, 2)
     # The nearest number of chips first, then the nearest shape.
     best = min(

@@ -46,6 +46,9 @@ FLAGS = [
     (f'{TRAIN} --cpu_devices=-2', 'cpu_devices=-2'),
     (f'{TRAIN} --cpu_devices=0', 'cpu_devices=0'),
     (f'{TRAIN} --coordinator=localhost:1', '--coordinator needs --processes and --process'),
+    (f'{TRAIN} --processes=2 --process=0', '--processes and --process need --coordinator=HOST:PORT beside them'),
+    ('eval --workdir={run} --process=1', '--processes and --process need --coordinator=HOST:PORT beside them'),
+    (f'{SWEEP} --processes=2', '--processes and --process need --coordinator=HOST:PORT beside them'),
     (f'{TRAIN} --coordinator=localhost:1 --processes=2 --process=2', '--process is 2, of 2 processes'),
     (f'{TRAIN} --coordinator=localhost:1 --processes=0 --process=0', 'processes=0'),
     (f'{TRAIN} --no_such_flag', 'no_such_flag'),
@@ -83,6 +86,10 @@ FLAGS = [
     ('eval --workdir={run} --multiples=1,x', "--multiples holds 'x'"),
     ('eval --workdir={run} --multiples=1.5', "--multiples holds '1.5'"),
     ('eval --workdir={run} --multiples=', '--multiples'),
+    ('eval --workdir={run} --split=', '--split is empty; give it a value, or leave it out'),
+    ('train --from= --workdir={tmp}/new', '--from is empty; give it a value, or leave it out'),
+    (f'{TRAIN} --topology= --dry_run', '--topology is empty'),
+    (f'{SWEEP} --devices=', '--devices is empty'),
     ('eval --workdir={run} --multiples=1,1', '--multiples'),
     ('eval --workdir={run} --multiples=100000', 'choose a shorter length or a longer text'),
     ('eval --workdir={run} --split=tset', "no split 'tset'; valid names: train, valid"),
@@ -102,11 +109,11 @@ FLAGS = [
     ('generate --workdir={run} --contrastive=2', '--contrastive is 2.0; it must be from 0 to 1'),
     ('generate --workdir={run} --ahead=2', '--ahead is for --draft, which is not given'),
     ('generate --workdir={run} --regex=a --beam=2', '--beam and --regex are ways to continue; choose one'),
-    ('generate --workdir={run} --regex=', '--regex is empty; give the pattern'),
+    ('generate --workdir={run} --regex=', '--regex is empty; give it a value, or leave it out'),
     ('generate --workdir={run} --regex=(a', "the pattern '(a' makes no automaton"),
     ('generate --workdir={run} --regex=aaaa --tokens=3', "no text of at most 3 tokens matches 'aaaa'"),
     ('generate --workdir={run} --tested=drawn', '--tested is for --regex or --grammar, of which none is given'),
-    ('generate --workdir={run} --grammar=', '--grammar is empty; give the file'),
+    ('generate --workdir={run} --grammar=', '--grammar is empty; give it a value, or leave it out'),
     ('generate --workdir={run} --grammar={tmp}/none', 'which cannot be read'),
     ('generate --workdir={run} --grammar={text}', 'the grammar is none in the notation of Lark'),
     ('generate --workdir={run} --grammar={text} --regex=a', '--regex and --grammar are ways to continue; choose one'),
@@ -171,6 +178,7 @@ FLAGS = [
     ('generate --workdir={run} --top_p=2', '--top_p is 2.0'),
     ('generate --workdir={run} --tokens=0', 'tokens=0'),
     ('generate --workdir={run} --prompt=', 'the prompt is empty'),
+    ('generate --workdir={run} --draft=', '--draft is empty; give it a value, or leave it out'),
     ('generate --workdir={run} --seed=-1', 'seed=-1'),
     (f'generate --workdir={{run}} --seed={2**32}', 'seed='),
     (
@@ -212,6 +220,10 @@ FLAGS = [
     ('match', '--config is missing'),
     (f'match --config={LANGUAGE}', '--target is missing'),
     (f'match --config={LANGUAGE} --target=mha', '--recipes is missing'),
+    (
+        'match --config=language:size=tiny,zoo=gla --target=mha --recipes=mha --out={tmp}/o',
+        '--config holds zoo=gla, which match gives for each of --recipes; leave it out',
+    ),
     (f'match --config={LANGUAGE} --target=mha --recipes=nothing --out={{tmp}}/o', 'there is no zoo=nothing'),
     (
         f'match --config={LANGUAGE}:size=tiny --target=100000 --recipes=3*gla+mha --out={{tmp}}/o',
@@ -223,7 +235,22 @@ FLAGS = [
     (f'match --config={LANGUAGE} --target=mha --recipes=mha --out={{text}}', 'is a file; it must be a folder'),
     ('sweep nothing', 'there is no command sweep nothing'),
     ('sweep', '--config is missing'),
-    (f'sweep --config={LANGUAGE} --study={{tmp}}/new', "a sweep config has no key 'accumulate'; valid names: base, "),
+    (
+        f'sweep --config={LANGUAGE} --study={{tmp}}/new',
+        f'{LANGUAGE} is the config of a run; a sweep of it is --config=sweeps/language',
+    ),
+    (
+        'sweep --config=recall:zoo=gla --study={tmp}/new',
+        'is the config of a run; a sweep of it is --config=sweeps/recall:zoo=gla',
+    ),
+    (
+        'sweep --config=dynamics --study={tmp}/new',
+        'a sweep of it is one of sweeps/: activations, images, language, recall, series, of',
+    ),
+    (
+        'train --config=sweeps/language:zoo=gla --workdir={tmp}/new --config.steps=3',
+        'is the config of a sweep: attnlab sweep --config=sweeps/language:zoo=gla --study=DIR',
+    ),
     (f'{SWEEP} --workers=0', 'workers=0'),
     (f'{SWEEP} --devices=x', "--devices holds 'x'"),
     (f'{SWEEP} --launcher=magic', 'magic'),
@@ -321,7 +348,7 @@ OVERRIDES = [
     ('task.text.path=/nowhere', 'there is no text corpus at /nowhere'),
     ('task.text.valid_fraction=2', 'valid_fraction'),
     ('task.text.encoding=morse', 'encoding'),
-    ('nothing=1', 'did you mean'),
+    ('nothing=1', 'the config has no key nothing; it has accumulate, batch_size, '),
     ('steps', 'has no value'),
 ]
 """Overrides of a run's config."""
@@ -335,6 +362,9 @@ MHA = [
     ('window=-1', 'window is -1'),
     ('sinks=-1', 'sinks is -1'),
     ('key_dim=0', 'key_dim is 0'),
+    ('key_dim=3', 'a head has 3 channels, of which rotary positions turn 3 (fraction 1.0); that must be an even whole'),
+    ('implementation=xl', f"config.{MIXER}.implementation is 'xl'; did you mean 'xla'?"),
+    ('weights.soft_cap=-1', f'config.{MIXER}.weights: Softmax: soft_cap is -1.0; expected a positive number, or None'),
     ('window=wide', "window is 'wide'"),
 ]
 """Overrides of an attention layer."""

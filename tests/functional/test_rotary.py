@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attnlab.errors import UserError
 from attnlab.functional.rotary import rotate, rotated_channels
 
 
@@ -46,10 +47,17 @@ def test_far_positions_are_told_apart_in_bfloat16():
     np.testing.assert_allclose(np.asarray(y, np.float32), [np.cos(100_001.0), np.sin(100_001.0)], atol=1e-2)
 
 
-@pytest.mark.parametrize(('channels', 'fraction'), [(3, 1.0), (6, 0.5), (8, 0.0), (8, 1.5), (8, 0.3)])
+@pytest.mark.parametrize(('channels', 'fraction'), [(3, 1.0), (6, 0.5), (8, 0.3)])
 def test_only_a_whole_number_of_pairs_can_turn(channels: int, fraction: float):
-    with pytest.raises(ValueError, match=f'fraction {fraction} of {channels} channels'):
+    turned = f'a head has {channels} channels, of which rotary positions turn {channels * fraction:g} '
+    with pytest.raises(UserError, match=f'{turned}.*; that must be an even whole number: choose dim'):
         rotated_channels(channels, fraction)
+
+
+@pytest.mark.parametrize('fraction', [0.0, 1.5])
+def test_a_share_of_the_channels_turns(fraction: float):
+    with pytest.raises(UserError, match=f'fraction is {fraction}; rotary positions turn a share'):
+        rotated_channels(8, fraction)
 
 
 def test_rounding_of_the_fraction_is_forgiven():

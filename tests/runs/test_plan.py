@@ -88,6 +88,13 @@ def test_a_topology_that_is_none_is_refused_in_one_line():
         topologies.find('H200x8')
 
 
+@pytest.mark.parametrize('name', ['B200x8', 'A100x8', '', 'trainium'])
+def test_hardware_of_another_kind_is_answered_by_what_there_is(name):
+    there = 'there are v4, v5e, v5p, tpu7x, v6e, as v5p:4x4x4, and of GPUs H100, as H100x8'
+    with pytest.raises(UserError, match=f"^there is no topology '{name}'; {there}$"):
+        topologies.find(name)
+
+
 def test_a_topology_that_the_compiler_does_not_know_is_refused_in_one_line(monkeypatch):
     def refuse(platform, topology_name):
         raise jax.errors.JaxRuntimeError('INVALID_ARGUMENT: 3x5 is not divisible by 2x2x1\nmore')

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pathlib
+import re
 import shutil
 
 import numpy as np
@@ -136,6 +137,33 @@ def test_a_copy_that_fails_is_one_line_and_leaves_nothing(tmp_path, monkeypatch)
     assert (workdir / 'checkpoints' / '4' / 'state' / 'a').read_text() == 'state/a'
 
 
+def test_a_fork_with_another_model_or_optimiser_is_refused_and_nothing_is_left(corpus, tmp_path, capsys):
+    short, fork = tmp_path / 'short', tmp_path / 'fork'
+    assert train(short, corpus, 'steps=8') == 0
+    again = ['train', f'--from={short}', f'--workdir={fork}', '--config.steps=12']
+    lion = ('--config.optimizer=attnlab.train.optimizer.Lion', '--config.optimizer.peak_lr=1e-3')
+    for other, reason in (
+        (('--config.model.stack.depth=2',), r'is float32 \(1, 16\) in .*, but float32 \(2, 16\) here'),
+        (('--config.optimizer.ema=0.9',), 'has no array average'),
+        (lion, 'has an array opt_state.*nu.*, which has no place here'),
+    ):
+        capsys.readouterr()
+        assert main([*again, *other]) == 2
+        said = capsys.readouterr().err
+        assert re.search(f'--from is {short}, whose model or optimiser is another: .*{reason}', said), said
+        assert not fork.exists()
+    assert main(again) == 0
+
+
+def test_a_fork_of_a_damaged_checkpoint_is_refused_and_nothing_is_left(corpus, tmp_path, capsys):
+    short, fork = tmp_path / 'short', tmp_path / 'fork'
+    assert train(short, corpus, 'steps=4') == 0
+    (short / 'checkpoints' / '4' / 'SHA256SUMS').unlink()
+    assert main(['train', f'--from={short}', f'--workdir={fork}', '--config.steps=8']) == 2
+    assert f'checkpoint 4 in {short / "checkpoints"} is damaged: SHA256SUMS is missing' in capsys.readouterr().err
+    assert not fork.exists()
+
+
 def starts(workdir):
     return json.loads((workdir / 'run.json').read_text())['starts']
 
@@ -161,7 +189,7 @@ def test_a_run_with_parameters_of_another_goes_on_whatever_that_is_by_then(corpu
     given += [f'--config.{item}' for item in SMALL]
     assert main([*given, f'--workdir={straight}', '--config.start.step=4']) == 0
 
-    def killed(*_):
+    def killed(*_, **__):
         raise UserError('killed before the first save')
 
     later = (source / 'checkpoints' / '8').rename(tmp_path / 'later')

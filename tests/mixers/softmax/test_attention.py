@@ -199,7 +199,7 @@ def test_sizes_that_do_not_fit_are_named(kwargs: dict, message: str):
 
 
 def test_an_odd_number_of_channels_cannot_be_rotated():
-    with pytest.raises(ValueError, match='3 channels'):
+    with pytest.raises(UserError, match='3 channels'):
         attention(key_dim=3, position=Rope())
 
 
