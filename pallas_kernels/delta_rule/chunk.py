@@ -8,6 +8,7 @@ No exponent is above 0, and none is a difference: log decays are summed over exa
 write. States are transposed, `... v k`, so that decays are along their last axis, as for keys.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from pallas_kernels.matrix_state.halves import earlier_by_halves, with_own
 from pallas_kernels.matrix_state.inverse import inverse_again
 from pallas_kernels.matrix_state.places import steps_after, steps_before
 from pallas_kernels.matrix_state.products import Form, exact, multiply
+from pallas_kernels.matrix_state.vector import Found, Parts
 
 
 class Chunk(NamedTuple):
@@ -58,70 +60,58 @@ class Weights(NamedTuple):
     factor: jax.Array
 
 
-Products = Callable[[jax.Array, jax.Array, jax.Array, Form], tuple[jax.Array, jax.Array, jax.Array, jax.Array]]
-"""From q, k and log decays, `... c k`, to products of queries and of keys with keys, `... c c`, and the log decays
-up to each step and after it."""
-
-
-def weights(chunk: Chunk, form: Form, vector: Products | None = None) -> Weights:
+def weights(chunk: Chunk, form: Form, by_channels: Callable[[Chunk], Found] | None = None) -> Weights:
     """Returns the weights of a chunk; its length is a power of two.
 
-    `vector` computes products with a decay for every key channel; `None`: `by_halves`.
+    `by_channels` computes what steps, for their queries and their keys, read and write with a decay for every key
+    channel; `None`: `by_halves`.
     """
+    chunk = chunk._replace(q=chunk.q.astype(form.sums), k=chunk.k.astype(form.sums))
     q, k, beta, log_decay, runs = chunk
-    q, k = q.astype(form.sums), k.astype(form.sums)
     if log_decay is None:
-        since = until = jnp.zeros(beta.shape, form.sums)
-        by_q, by_k = _plain(q, k, form)
+        products, (q, k), (writes,) = Found(_plain(q, k, form), (q, k), (k,))
+        factor = jnp.ones((*beta.shape[:-2], 1, 1), form.sums)
     elif log_decay.shape[-1] == 1:
-        by_q, by_k, since, until = _scalar(q, k, log_decay, form)
+        products, (q, k), (writes,) = _scalar(q, k, log_decay, form)
     else:
-        by_q, by_k, since, until = (vector or by_halves)(q, k, log_decay, form)
-    factor = jnp.ones_like(since[..., :1, :]) if log_decay is None else jnp.exp(jnp.sum(log_decay, -2, keepdims=True))
-    reach, stays = jnp.exp(since), jnp.exp(until)
+        products, (q, k), (writes,) = (by_channels or functools.partial(by_halves, form))(chunk)
+    (by_q,), (by_k,) = products
+    if log_decay is not None:
+        factor = jnp.exp(jnp.sum(log_decay, -2, keepdims=True))
     past, seen = steps_before(q), ~steps_after(q)
     if runs is not None:
         last = runs[..., -1:, :]
         here = runs == runs.swapaxes(-1, -2)
         past, seen = past & here, seen & here
-        reach, stays = jnp.where(runs == 0, reach, 0), jnp.where(runs == last, stays, 0)
+        q, k, writes = jnp.where(runs == 0, q, 0), jnp.where(runs == 0, k, 0), jnp.where(runs == last, writes, 0)
         factor = jnp.where(last == 0, factor, 0)
     return Weights(
-        among=jnp.where(seen, by_q, 0),
-        erased=jnp.where(past, beta * by_k, 0),
-        q=q * reach,
-        k=k * reach,
-        writes=k * stays,
-        factor=factor,
+        among=jnp.where(seen, by_q, 0), erased=jnp.where(past, beta * by_k, 0), q=q, k=k, writes=writes, factor=factor
     )
 
 
-def _plain(q: jax.Array, k: jax.Array, form: Form) -> tuple[jax.Array, jax.Array]:
-    return multiply(q, k, 'nt', form), multiply(k, k, 'nt', form)
+def _plain(q: jax.Array, k: jax.Array, form: Form) -> tuple[Parts, Parts]:
+    return (multiply(q, k, 'nt', form),), (multiply(k, k, 'nt', form),)
 
 
-def _scalar(
-    q: jax.Array, k: jax.Array, log_decay: jax.Array, form: Form
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Products of queries and of keys with keys, and the log decays up to each step and after it."""
+def _scalar(q: jax.Array, k: jax.Array, log_decay: jax.Array, form: Form) -> Found:
     # Over the steps after j up to i: a sum for every pair, so that small sums stay exact beside large ones.
     later = jnp.where(steps_before(q), log_decay, 0)
     until_now = jnp.broadcast_to(jnp.where(steps_after(q), 0, 1), later.shape)
-    between = multiply(until_now, later, 'nn', exact(later))
-    decay = jnp.exp(between)
-    by_q, by_k = _plain(q, k, form)
+    decay = jnp.exp(multiply(until_now, later, 'nn', exact(later)))
+    (by_q,), (by_k,) = _plain(q, k, form)
     row = log_decay.swapaxes(-1, -2)
-    since = jnp.sum(jnp.where(steps_after(q), 0, row), axis=-1, keepdims=True)
-    until = jnp.sum(jnp.where(steps_after(q), row, 0), axis=-1, keepdims=True)
-    return by_q * decay, by_k * decay, since, until
+    reach = jnp.exp(jnp.sum(jnp.where(steps_after(q), 0, row), axis=-1, keepdims=True))
+    stays = jnp.exp(jnp.sum(jnp.where(steps_after(q), row, 0), axis=-1, keepdims=True))
+    return Found(((by_q * decay,), (by_k * decay,)), (q * reach, k * reach), (k * stays,))
 
 
-def by_halves(
-    q: jax.Array, k: jax.Array, log_decay: jax.Array, form: Form
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The same, with decays for every key channel: halves of blocks of 2, 4, 8, ... steps."""
+def by_halves(form: Form, chunk: Chunk) -> Found:
+    """What steps read and write with a decay for every key channel, by halves of blocks of 2, 4, 8, ... steps."""
+    q, k, _, log_decay, _ = chunk
     ((by_q,), (by_k,)), sums = earlier_by_halves((q, k), (), (k,), log_decay, form)
-    return with_own(by_q, q, k), by_k, sums.until_now, sums.later
+    reach, stays = jnp.exp(sums.until_now), jnp.exp(sums.later)
+    return Found(((with_own(by_q, q, k),), (by_k,)), (q * reach, k * reach), (k * stays,))
 
 
 def step(

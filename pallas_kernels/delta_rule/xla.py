@@ -1,14 +1,14 @@
 """The portable form of `delta_rule`: groups of chunks in order, with all that does not depend on the state at once."""
 
-import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels import target, tiling
-from pallas_kernels.delta_rule import erasing, vector
+from pallas_kernels.delta_rule import erasing
 from pallas_kernels.delta_rule.chunk import Chunk, Weights, weights
+from pallas_kernels.matrix_state import vector
 from pallas_kernels.matrix_state.chunks import Arrays, cut, in_groups, join, transposed
 from pallas_kernels.matrix_state.inverse import inverse
 from pallas_kernels.matrix_state.products import Form
@@ -31,10 +31,11 @@ def delta_rule(
     if t == 1:
         return erasing.delta_rule(q, k, v, beta, log_decay, state, starts, scale, k)
     _, h, *kv = state.shape
-    is_vector = log_decay is not None and log_decay.shape[3] > 1
     tile = tiling.delta_rule(b, t, h * max(kv), target.current().platform)
     if log_decay is not None:
-        log_decay = jnp.broadcast_to(log_decay, (log_decay.shape[0], t, *log_decay.shape[2:]))
+        log_decay = jnp.broadcast_to(log_decay, (b, t, *log_decay.shape[2:]))
+        if starts is not None:
+            log_decay = jnp.where(starts[:, :, None, None], 0, log_decay)
 
     def group(state: jax.Array, arrays: Arrays, starts: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         dtype = state.dtype
@@ -45,14 +46,18 @@ def delta_rule(
         # to another layout for every use.
         chunks, beta = jax.lax.optimization_barrier(jax.tree.map(lambda array: array.swapaxes(0, 1), (chunks, beta)))
         q, k, v = (jnp.repeat(array.astype(dtype), h // array.shape[2], axis=2) for array in chunks[:3])
-        form = Form(dtype, dtype)
-        chunk = Chunk(scale * q, k, beta, chunks.log_decay, chunks.runs)
-        products = functools.partial(vector.products, runs=chunk.runs) if is_vector else None
-        does = weights(chunk, form, products)
+        does = weights(Chunk(scale * q, k, beta, chunks.log_decay, chunks.runs), Form(dtype, dtype), _by_channels)
         o, final = _read(does, beta, v, state)
         return final, join(o.swapaxes(0, 1))
 
     return in_groups(group, tile, state, (q, k, v, beta[..., None], log_decay), starts)
+
+
+def _by_channels(chunk: Chunk) -> vector.Found:
+    """Queries, and keys, read the state after it has decayed in their step."""
+    q, k, _, log_decay, runs = chunk
+    assert log_decay is not None
+    return vector.found(vector.Steps((q, k), (), (k,), log_decay, runs))
 
 
 class _Found(NamedTuple):
