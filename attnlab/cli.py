@@ -27,7 +27,7 @@ from attnlab.commands import (
     uncertainty,
     zoo,
 )
-from attnlab.errors import EXTRAS, UserError, nearest
+from attnlab.errors import UserError, nearest, not_installed
 from attnlab.tables import visible, wrapped
 
 USAGE = """\
@@ -160,10 +160,10 @@ def main(argv: list[str] | None = None) -> int:
         kept = '; what was saved before is whole' if error.errno in FULL else '; name another path'
         message = f'{error.filename or "the disk"}: {error.strerror}{kept}'
     except ModuleNotFoundError as error:
-        package = (error.name or '').partition('.')[0]
-        if package not in EXTRAS:
+        missing = not_installed(error, name)
+        if missing is None:
             raise
-        message = f'{name} needs {package}, which is not installed: pip install "attnlab[{EXTRAS[package]}]"'
+        message = str(missing)
     lines = [visible(f'attnlab: {message}')]
     if sys.stderr.isatty():
         lines = wrapped(lines[0], os.get_terminal_size(sys.stderr.fileno()).columns or 80)

@@ -6,7 +6,7 @@ spelled out, so that a saved config is a complete record. Nothing below `build` 
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from flax import nnx
@@ -170,6 +170,16 @@ def check_not_given(given: Mapping[str, str], names: Iterable[str], why: str) ->
     for name in names:
         if given[name]:
             raise UserError(f'{name}={given[name]} {why}')
+
+
+def check_keys(config: ConfigDict, required: Collection[str], optional: Collection[str], what: str) -> None:
+    """Raises `UserError` for a key that a kind of config does not have, naming the nearest, and for those it lacks."""
+    known = {*required, *optional}
+    for name in sorted(set(config) - known):
+        raise UserError(f'{what} has no key {name!r}{nearest(name, known)}')
+    missing = sorted(set(required) - set(config))
+    if missing:
+        raise UserError(f'{what} lacks {", ".join(missing)}')
 
 
 def apart(text: str, **defaults: str) -> tuple[dict[str, str], str]:

@@ -16,7 +16,8 @@ from ml_collections.config_dict import placeholder
 from ml_collections.config_flags import config_path
 
 from attnlab.config import TARGET, spec
-from attnlab.errors import EXTRAS, UserError, nearest, wrong_flag
+from attnlab.errors import UserError, nearest, not_installed
+from attnlab.flags import parse_flags
 from attnlab.signature import Parameter, members, parameters
 from attnlab.trust import importable, named
 
@@ -54,7 +55,7 @@ def read_config(values: flags.FlagValues, argv: list[str], command: str, base: C
             'A Python file with get_config(arg), as FILE.py:ARG, or a config of attnlab.',
             flag_values=values,
         )
-        _parse(values, rest, command)
+        parse_flags(values, rest, command)
         raise UserError(MISSING)
     if base is None:
         path, _, arg = given[0].removeprefix(CONFIG).partition(':')
@@ -62,7 +63,7 @@ def read_config(values: flags.FlagValues, argv: list[str], command: str, base: C
     config = base.unlock()
     plain = [item for item in overrides if not _replaces_part(config, item)]
     config_flags.DEFINE_config_dict('config', config, flag_values=values, sys_argv=['attnlab', *plain])
-    _parse(values, [*rest, *plain], command)
+    parse_flags(values, [*rest, *plain], command)
     return values.config.lock()
 
 
@@ -78,14 +79,14 @@ def config_of(path: pathlib.Path, arg: str = '') -> ConfigDict:
     if not path.is_relative_to(PACKAGED):
         importable(path.resolve().parent)
     try:
-        module = _module(path)
+        module = load_module(path, f'config_of_{path.stem}')
         if not hasattr(module, 'get_config'):
             raise UserError(f'{path} has no function get_config(arg), so it is no config file')
         config = module.get_config(arg)
     except UserError:
         raise
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and (error.name or '').partition('.')[0] in EXTRAS:
+        if isinstance(error, ModuleNotFoundError) and not_installed(error, str(path)):
             raise
         raise UserError(_raised(path, error)) from error
     if not isinstance(config, ConfigDict):
@@ -106,14 +107,17 @@ def _file(path: pathlib.Path) -> pathlib.Path:
     raise UserError(f'there is no config file {path}{nearest(str(path), there)}')
 
 
-def _module(path: pathlib.Path) -> types.ModuleType:
-    """The module of a config file, made anew."""
-    found = importlib.util.spec_from_file_location(f'config_of_{path.stem}', path)
+def load_module(path: pathlib.Path, name: str) -> types.ModuleType:
+    """The module of a file of Python, made anew under a name of its own; what the file raises passes through.
+
+    Raises `UserError` for a file that is no Python.
+    """
+    found = importlib.util.spec_from_file_location(name, path)
     if found is None or found.loader is None:
-        raise UserError(f'{path} is no Python file, so it is no config file')
+        raise UserError(f'{path} is no Python file')
     module = importlib.util.module_from_spec(found)
     # Dataclasses look up the module that they stand in.
-    sys.modules[module.__name__] = module
+    sys.modules[name] = module
     found.loader.exec_module(module)
     return module
 
@@ -124,15 +128,6 @@ def _raised(path: pathlib.Path, error: Exception) -> str:
     own = next((index for index, frame in enumerate(frames) if pathlib.Path(frame.filename) == path), len(frames))
     lines = [*traceback.format_list(frames[own:]), *traceback.format_exception_only(error)]
     return f'{path} raised {type(error).__name__}:\n{"".join(lines).rstrip()}'
-
-
-def _parse(values: flags.FlagValues, argv: list[str], command: str) -> None:
-    try:
-        rest = values(['attnlab', *argv])[1:]
-    except flags.Error as error:
-        raise wrong_flag(str(error)) from error
-    if rest:
-        raise UserError(f'{command} takes no argument {rest[0]!r}; flags are written --name=value')
 
 
 def _replaces_part(config: ConfigDict, item: str) -> bool:

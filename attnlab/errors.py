@@ -1,12 +1,12 @@
 """The one exception meant for the person at the keyboard."""
 
 import difflib
-import re
+import importlib
 from collections.abc import Iterable
+from typing import Any
 
 EXTRAS = {
     'optuna': 'sweep',
-    'scipy': 'sweep',
     'submitit': 'sweep',
     'psycopg': 'postgresql',
     'tokenizers': 'bpe',
@@ -18,17 +18,6 @@ EXTRAS = {
     'wandb': 'wandb',
 }
 """The extra that installs a package that is not always there."""
-
-
-NO_NUMBER = re.compile(
-    r'flag --(\w+)=(.*): (invalid literal for int\(\) with base \d+|could not convert string to float): ', re.DOTALL
-)
-
-NUMBERS = {
-    'step': 'the step of a checkpoint, a whole number; without --step the newest is taken',
-    'from_step': 'the step of a checkpoint, a whole number; without --from_step the best fit is taken',
-}
-"""What flags must be that mean more than a number."""
 
 
 SHOWN = 40
@@ -54,14 +43,27 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     return f'; valid names: {", ".join(valid) or "none"}'
 
 
-def wrong_flag(said: str) -> UserError:
-    """What absl says of flags, in our words where it quotes Python's of what is no number."""
-    number = NO_NUMBER.match(said)
-    if number is None:
-        return UserError(said)
-    name, given, kind = number.groups()
-    right = NUMBERS.get(name, 'a whole number' if kind.startswith('invalid') else 'a number')
-    return UserError(f'--{name} is {given!r}; it must be {right}')
+def optional(module: str, needed_by: str) -> Any:
+    """Imports a module of a package that is not always there.
+
+    Raises `UserError` with the extra that installs the package where it is missing; one that is there and broken raises
+    what it raises.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = not_installed(error, needed_by)
+        if missing is None:
+            raise
+        raise missing from error
+
+
+def not_installed(error: ModuleNotFoundError, needed_by: str) -> UserError | None:
+    """What is to be installed where a package of an extra was not found; `None` for any other."""
+    package = (error.name or '').partition('.')[0]
+    if package not in EXTRAS:
+        return None
+    return UserError(f'{needed_by} needs {package}, which is not installed: pip install "attnlab[{EXTRAS[package]}]"')
 
 
 def _closeness(name: str, other: str) -> tuple[float, bool]:

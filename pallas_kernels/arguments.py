@@ -176,6 +176,15 @@ def check_not_positive(core: str, implementation: str | None, **arguments: jax.A
         checkify.debug_check(highest <= 0, message, highest=highest)
 
 
+def rows_refusal(x: jax.Array) -> str | None:
+    """The reason why kernels that take rows cannot serve an array, or `None`."""
+    if x.size == 0:
+        return f'x has shape {x.shape}; expected an array with entries'
+    if x.dtype.itemsize > 4:
+        return f'x has type {x.dtype}; expected float32, bfloat16 or float16'
+    return None
+
+
 def class_numbers(labels: jax.Array) -> jax.Array:
     """Labels of any integer type in int32, those beyond it as its smallest or its largest number."""
     known, held = jnp.iinfo(labels.dtype), jnp.iinfo(jnp.int32)

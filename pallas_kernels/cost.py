@@ -187,7 +187,7 @@ def linear_attention(
     if implementation == 'reference':
         return CallCost(model, model)
     c = _chunk('linear_attention', implementation, b, t, h, k, v, decay)
-    within = 2 * c * (k * (7 if decay == 'vector' and implementation == 'mosaic_gpu' else 1) + v)
+    within = 2 * c * (k * (tiling.HALVES + 1 if decay == 'vector' and implementation == 'mosaic_gpu' else 1) + v)
     exponentials = _exponentials('linear_attention', implementation, c, decay, k)
     ahead = Cost(steps * (4 * state + within), moved, steps * exponentials[0])
     if implementation == 'mosaic_gpu':
@@ -259,11 +259,12 @@ def diagonal_low_rank(
     # On Hopper, with decays of key channels, what reads takes for each key a product for every size of halves, one for
     # the own keys, and the sums of log decays in two parts, as products too.
     halved = implementation == 'mosaic_gpu' and decay == 'vector'
-    products = 6 + 1 + 2 * (6 + 2) if halved else 1
+    sums = 2 * (tiling.HALVES + 2)
+    products = tiling.HALVES + 1 + sums if halved else 1
     within = 2 * c * (2 * keys * products * k + k + (2 * keys) * v) + _inverse(c, implementation)
     exponentials = _exponentials('diagonal_low_rank', implementation, c, decay, k)
     if halved:
-        exponentials = 2 * keys * (6 + 2) * numbers + c, 2 * (2 * keys * (6 + 2) * numbers + c)
+        exponentials = keys * sums * numbers + c, 2 * (keys * sums * numbers + c)
     ahead = Cost(steps * ((4 + 2 * keys) * state + within), moved, steps * exponentials[0])
     return CallCost(model, Passes(ahead, Cost(3 * ahead.flops, moved_back, steps * exponentials[1])))
 

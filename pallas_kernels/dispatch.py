@@ -1,14 +1,14 @@
 """Chooses the implementation of a core for a call, and records the choice."""
 
 import contextlib
-import contextvars
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from pallas_kernels import counting, tuning
 from pallas_kernels.cost import CallCost
+from pallas_kernels.ledger import Ledger
 from pallas_kernels.target import Target
 
 PREFERENCE = ('mosaic_gpu', 'mosaic_tpu', 'xla', 'reference')
@@ -75,21 +75,15 @@ def _missing(*_: Any) -> Any:
     raise AssertionError('a kernel that refused was called')
 
 
-_LEDGERS: contextvars.ContextVar[tuple[list[Entry], ...]] = contextvars.ContextVar('ledgers', default=())
+_ENTRIES = Ledger[Entry]('entries')
 
 
-@contextlib.contextmanager
-def ledger() -> Iterator[list[Entry]]:
+def ledger() -> contextlib.AbstractContextManager[list[Entry]]:
     """Collects an `Entry` for every call of a core traced inside the `with` block, in this thread.
 
     A function that was compiled before is not traced again, and adds no entry.
     """
-    entries: list[Entry] = []
-    token = _LEDGERS.set((*_LEDGERS.get(), entries))
-    try:
-        yield entries
-    finally:
-        _LEDGERS.reset(token)
+    return _ENTRIES.collecting()
 
 
 def select(
@@ -138,8 +132,7 @@ def _refusal(core: str, name: str, candidates: Mapping[str, Candidate]) -> str |
 
 
 def _record(entry: Entry, candidates: Mapping[str, Candidate]) -> Any:
-    for entries in _LEDGERS.get():
-        entries.append(entry)
+    _ENTRIES.record(entry)
     if counting.is_counting():
         return counting.stand_in(entry.core, entry.cost, candidates['reference'].function)
     return candidates[entry.implementation].function

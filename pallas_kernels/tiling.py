@@ -31,8 +31,9 @@ CONV_CHANNELS = 256, 128
 
 
 def short_conv(d: int) -> ConvTile:
-    """The tile by which fewest of `d` channels are computed, of as many the wider: the last shares some with the one
-    before where its width does not divide them.
+    """The tile that computes the fewest channels beyond `d`, and the wider one on a tie.
+
+    Where its width does not divide `d`, the last tile overlaps the one before it.
     """
     fitting = (count for count in CONV_CHANNELS if count <= d)
     return ConvTile(CONV_STEPS, min(fitting, key=lambda count: -(-d // count) * count))
@@ -401,6 +402,9 @@ def linear_scan_tpu(t: int, d: int, numbers: int) -> StreamTile:
     channels = min(512 // numbers, -(-d // 128) * 128)
     return StreamTile(rows=min(2**18 // (numbers * channels), -(-t // 16) * 16), channels=channels)
 
+
+HALVES = 6
+"""The sizes of the halves of a chunk, 1, 2, 4, ... steps, in kernels with decays of key channels on Hopper."""
 
 SELECTIVE_SCAN_SEGMENT = 8
 """The steps whose states a program of `selective_scan` holds in shared memory in its backward pass."""

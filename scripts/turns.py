@@ -60,7 +60,11 @@ def take_turns(contenders: Mapping[str, Contender], rounds: int, burst: int) -> 
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
-    """Returns the median of theirs / ours over the rounds, and the 95% interval of a bootstrap over rounds."""
+    """Returns the median of theirs / ours over the rounds, and the 95% interval of a bootstrap over rounds.
+
+    Of fewer rounds than six its ends are the least and the most, between which the true ratio is in 94% of five rounds,
+    87% of four and 75% of three.
+    """
     ratios = np.asarray(theirs) / np.asarray(ours)
     drawn = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
     low, high = np.quantile(np.median(drawn, axis=1), (0.025, 0.975))

@@ -16,6 +16,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         (
             {
                 'errors',
+                'flags',
                 'files',
                 'tables',
                 'locks',

@@ -7,7 +7,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from attnlab import config
-from attnlab.config import Factory, apart, arguments, build, spec, takes, whole
+from attnlab.config import Factory, apart, arguments, build, check_keys, spec, takes, whole
 from attnlab.errors import UserError
 
 
@@ -61,6 +61,14 @@ def test_unknown_arguments_name_the_nearest():
     wrong.rat = 3
     with pytest.raises(UserError, match=r"config takes no argument 'rat'; did you mean 'rate'"):
         build(wrong)
+
+
+def test_top_level_keys_that_are_misspelt_or_missing_are_named():
+    check_keys(ConfigDict({'steps': 1}), {'steps'}, {'start'}, 'a run config')
+    with pytest.raises(UserError, match=r"^a run config has no key 'stpes'; did you mean 'steps'\?$"):
+        check_keys(ConfigDict({'stpes': 1}), {'steps', 'seed'}, {'start'}, 'a run config')
+    with pytest.raises(UserError, match=r'^a run config lacks seed, steps$'):
+        check_keys(ConfigDict({'start': 1}), {'steps', 'seed'}, {'start'}, 'a run config')
 
 
 @pytest.mark.parametrize(

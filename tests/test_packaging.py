@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from attnlab.cli import EXTRAS
+from attnlab.errors import EXTRAS
 
 ROOT = pathlib.Path(__file__).parents[1]
 VERSION = f'{sys.version_info.major}.{sys.version_info.minor}'
@@ -165,7 +165,7 @@ def test_extras_that_texts_name_are_there():
         for list_ in re.findall(r'(?:attnlab|\.)\[([\w,]+)\]["\']|\(extra `(\w+)`\)', file.read_text())
         for extra in ''.join(list_).split(',')
     }
-    named |= {(extra, 'attnlab/cli.py') for extra in EXTRAS.values()}
+    named |= {(extra, 'attnlab/errors.py') for extra in EXTRAS.values()}
     assert len({extra for extra, _ in named}) >= 6
     there = metadata()['options.extras_require']
     assert [f'{file} names {extra}' for extra, file in sorted(named) if extra not in there] == []

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 
 from attnlab.analysis.question import Question
 from attnlab.context import Context
-from attnlab.data.text.tokenizers import Tokenizer, load_tokenizer
+from attnlab.data.text.tokenizers import encode_prompt, load_tokenizer
 from attnlab.errors import UserError
 from attnlab.models.predictor import Stacked
 from attnlab.runs.loading import Loaded
@@ -139,7 +139,7 @@ def _own(loaded: Loaded, workdir: pathlib.Path, own: Prompts) -> Asked:
         tokenizer = load_tokenizer(workdir / TOKENIZER)
 
         def read(text: str) -> list[int]:
-            return _encoded(tokenizer, text)
+            return encode_prompt(tokenizer, text).tolist()
 
         def after(prompt: str, answer: str) -> int:
             start, whole = read(prompt), read(prompt + answer)
@@ -185,16 +185,6 @@ def shown_by(loaded: Loaded, workdir: pathlib.Path) -> Callable[[int], str]:
         return str
     tokenizer = load_tokenizer(workdir / TOKENIZER)
     return lambda token: repr(tokenizer.decode([token]).decode(errors='replace'))
-
-
-def _encoded(tokenizer: Tokenizer, text: str) -> list[int]:
-    try:
-        content = text.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f'the prompt is not UTF-8: {text!r}; give it in the encoding of the terminal') from error
-    if not text:
-        raise UserError('the prompt is empty; give at least one character')
-    return tokenizer.encode([content])[0].tolist()
 
 
 def _row(loaded: Loaded) -> Batch:

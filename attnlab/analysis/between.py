@@ -16,6 +16,7 @@ from attnlab.analysis.interventions import LastMap, last_map
 from attnlab.analysis.question import Question
 from attnlab.blocks.block import Block
 from attnlab.errors import UserError
+from attnlab.mixers.mixer import Mixer
 from attnlab.mixers.state_space.selective import SelectiveMaps
 from attnlab.models.predictor import one_stack
 from attnlab.runs.loading import Loaded, load_run
@@ -135,7 +136,7 @@ def _of_channels(
     """The channels that the last map of a branch reads, or its heads; none where there is one alone."""
     _check_whole(read.map, name)
     inner = read.map.axes[0]
-    heads = getattr(branch, 'heads', None) if name.endswith('.mixer') and inner == 'heads' else None
+    heads = getattr(branch, 'heads', None) if isinstance(branch, Mixer) and inner == 'heads' else None
     count = heads if isinstance(heads, int) else int(read.map.weight[...].shape[-2])
     axes = [
         Axis(path, where - len(names), repeat, together=isinstance(heads, int))

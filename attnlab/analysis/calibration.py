@@ -24,22 +24,20 @@ class Estimate:
     high: float
 
 
-def calibration_error(confidence: Float[np.ndarray, 'b'], right: Bool[np.ndarray, 'b'], bins: int = BINS) -> float:
-    """The expected calibration error, `sum_i n_i / n |accuracy_i - confidence_i|` over bins of equal width.
+def calibration_error(confidence: Float[np.ndarray, 'b'], right: Bool[np.ndarray, 'b']) -> float:
+    """The expected calibration error, `sum_i n_i / n |accuracy_i - confidence_i|` over `BINS` bins of equal width.
 
     Guo et al. 2017, https://arxiv.org/abs/1706.04599. Of few examples it is too large: a calibrated model has about
     `sum_i sqrt(2 / pi n_i p_i (1 - p_i)) / n`.
     """
-    places = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
-    gaps = np.bincount(places, right - confidence, minlength=bins)
+    places = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+    gaps = np.bincount(places, right - confidence, minlength=BINS)
     return float(np.sum(np.abs(gaps)) / len(confidence))
 
 
 def calibration_interval(
     confidence: Float[np.ndarray, 'b'],
     right: Bool[np.ndarray, 'b'],
-    bins: int = BINS,
-    seed: int = 0,
     groups: Int[np.ndarray, 'b'] | None = None,
 ) -> Estimate:
     """The same, with its interval, at least 0; of examples that are not independent within groups, over groups."""
@@ -47,15 +45,15 @@ def calibration_interval(
 
     def error(chosen: Int[np.ndarray, 'c']) -> float:
         places = chosen if members is None else np.concatenate([members[each] for each in chosen])
-        return calibration_error(confidence[places], right[places], bins)
+        return calibration_error(confidence[places], right[places])
 
-    found = bootstrapped(error, len(right) if members is None else len(members), seed)
+    found = bootstrapped(error, len(right) if members is None else len(members))
     return dataclasses.replace(found, low=max(found.low, 0.0))
 
 
-def bootstrapped(statistic: Callable[[Int[np.ndarray, 'b']], float], count: int, seed: int = 0) -> Estimate:
+def bootstrapped(statistic: Callable[[Int[np.ndarray, 'b']], float], count: int) -> Estimate:
     """A statistic of examples by their places, plus or minus 1.96 deviations over bootstrap resamples of these."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     value = statistic(np.arange(count))
     draws = [rng.integers(0, count, count) for _ in range(RESAMPLES)]
     width = NORMAL * float(np.std([statistic(each) for each in draws]))
@@ -74,7 +72,7 @@ def fitted_temperature(logits: Float[np.ndarray, 'b o'], labels: Int[np.ndarray,
 
 
 def cross_entropy(logits: Float[np.ndarray, 'b o'], labels: Int[np.ndarray, 'b']) -> float:
-    """`-log p(label)` in nats, in the mean."""
+    """`-log p(label)` in nats, on average."""
     return float(np.mean(logsumexp(logits, axis=1) - logits[np.arange(len(labels)), labels]))
 
 

@@ -24,7 +24,7 @@ class Cascade:
       accuracy: of the first classifier on those it keeps and the second on the others.
       by_chance: where as many are handed on whatever they are.
       cost: of the first on all and the second on these, in units of the second on all.
-      gain: by how much the accuracy exceeds that by chance, in the mean over all rates, with its interval.
+      gain: by how much the accuracy exceeds that by chance, on average over all rates, with its interval.
     """
 
     rates: tuple[float, ...]
@@ -103,7 +103,7 @@ class Budgeted:
     Attributes:
       threshold: the confidence below which inputs are handed on; -infinity where the budget is for none.
       share: of inputs that are, which the budget may end before all of these.
-      cost: of an input in the mean, in units of the second classifier.
+      cost: of an input on average, in units of the second classifier.
       accuracy: of the first on those it keeps and the second on the others.
     """
 
@@ -124,7 +124,7 @@ def budgeted(
     """The highest threshold that keeps a budget, by the `chosen` inputs, and what it gives on others.
 
     An input is below the k-th least sure of n others like it with a probability of at most `k / (n + 1)`, so that the
-    k-th is the threshold where `relative_cost + k / (n + 1)` is within the budget: it is kept in the mean over inputs.
+    k-th is the threshold where `relative_cost + k / (n + 1)` is within the budget: it is kept on average over inputs.
     Of these inputs the least sure are handed on, as many as are below it and no more than the budget has left, so that
     it is never exceeded; of inputs with one confidence any are, and accuracy is the mean over their orders.
 
@@ -143,7 +143,7 @@ def budgeted(
 
 
 def _within(budget: float, relative_cost: float, count: int) -> int:
-    """Of how many of so many inputs the second classifier can be asked."""
+    """How many of `count` inputs the second classifier can be asked about."""
     return int(np.sum(relative_cost + np.arange(1, count + 1) / count <= budget))
 
 

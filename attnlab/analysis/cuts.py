@@ -147,7 +147,7 @@ def cuts(model: Stacked, part: str, layers: Iterable[int], sources: Mask, target
 
 
 def layers_with(model: Stacked, part: str) -> tuple[int, ...]:
-    """The layers whose mixers have a part. Raises `UserError` for a part that no layer has, or that there is not."""
+    """The layers whose mixers have a part. Raises `UserError` for a part that no layer has, or an unknown one."""
     if part not in PARTS:
         raise UserError(f'there is no part {part!r} of a mixer{nearest(part, PARTS)}')
     mixers = mixers_of(model)
@@ -193,7 +193,7 @@ def knockouts(
 ) -> tuple[Float[Array, 'n g'], Float[Array, 'g'], Float[Array, '']]:
     """The score without what targets read of each group of sources, by layer; in all layers at once; and as it is.
 
-    An entry is of a window of so many layers about one of `layers`, of which those among `layers` are cut.
+    An entry is of a window of `window` layers about one of `layers`, of which those among `layers` are cut.
     """
     depth = one_stack(model).depth
 

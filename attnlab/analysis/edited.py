@@ -145,7 +145,7 @@ def edit_run(
 
 
 def probability(loaded: Loaded, tokens: Any, fact: Rewritten) -> float:
-    """That of the answer."""
+    """The probability of the answer."""
 
     def of(variables: nnx.State, tokens: jax.Array) -> jax.Array:
         model = nnx.merge(loaded.setup.graphdef, variables)

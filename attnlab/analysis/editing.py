@@ -42,7 +42,7 @@ class Edit:
     damping: float = 0.01
 
     def __post_init__(self) -> None:
-        """Raises `UserError` for a branch that there is not, and for numbers out of range."""
+        """Raises `UserError` for an unknown branch, and for numbers out of range."""
         if self.branch not in ('mixer', 'mlp'):
             raise UserError(f"branch of Edit is {self.branch!r}; it must be 'mixer' or 'mlp'")
         if self.steps < 1 or not self.rate > 0 or self.decay < 0 or not self.damping > 0:

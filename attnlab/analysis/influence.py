@@ -25,6 +25,9 @@ from attnlab.train.rows import places_of, rows_of
 SHOWN = 8
 """Rows of training that are printed for the loss, those that lower it most."""
 
+DAMPING = 0.1
+"""Added to the curvature, as a share of its mean."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Factors:
@@ -190,16 +193,16 @@ class Influence:
     agreement: float
 
 
-def measured(loaded: Loaded, asked: Sequence[Batch], trained: Sequence[Batch], damping: float) -> Influence:
+def measured(loaded: Loaded, asked: Sequence[Batch], trained: Sequence[Batch]) -> Influence:
     """The influences of rows of training on the losses of others."""
     ours, theirs = gradients(loaded, asked), gradients(loaded, trained)
-    found = influences(ours, theirs, factors_of(loaded, trained, theirs), damping)
+    found = influences(ours, theirs, factors_of(loaded, trained, theirs), DAMPING)
     plain = products(ours, theirs)
     agreement = float(spearmanr(found.mean(axis=0), plain.mean(axis=0))[0]) if found.shape[1] > 2 else float('nan')
     return Influence(found, plain, agreement)
 
 
-def analyse_influence(question: Question, printer: Printer, trained: int, *, damping: float = 0.1) -> Influence:
+def analyse_influence(question: Question, printer: Printer, trained: int) -> Influence:
     """How `trained` rows all over training bear on the loss of rows of a split.
 
     Writes `analysis/<step>-influence.json`. Raises `UserError` for rows that do not exist, fewer than two of training,
@@ -209,8 +212,8 @@ def analyse_influence(question: Question, printer: Printer, trained: int, *, dam
         raise UserError(f'--influence is {trained}; rows of training are compared, so there must be two or more')
     loaded = question.loaded
     places = places_of(loaded.setup, 'train', trained)
-    found = measured(loaded, question.batches(), rows_of(loaded.setup, 'train', trained), damping)
-    record = question.record() | {'trained_rows': trained, 'damping': damping}
+    found = measured(loaded, question.batches(), rows_of(loaded.setup, 'train', trained))
+    record = question.record() | {'trained_rows': trained, 'damping': DAMPING}
     numbers: dict[str, Any] = {'agreement': found.agreement, 'trained': places}
     numbers |= {'by_curvature': found.by_curvature.tolist(), 'by_gradient': found.by_gradient.tolist()}
     question.report(printer, '-influence', record, numbers, (_table(found, places, question.title),))

@@ -56,6 +56,9 @@ POSITIONS = 32
 REPEATED = 4
 """Rows of drawn tokens, each read twice in succession, of which heads are asked."""
 
+FOUR, SHORT = digits('.4f'), digits('.4g')
+"""How numbers of tables are written."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
@@ -436,16 +439,26 @@ def _map(asking: Asking, mixer: Mixer, call: Call) -> Float[np.ndarray, 'h _ s']
 
 
 def _tables(found: Inside, title: str) -> list[Table]:
-    four, short = digits('.4f'), digits('.4g')
+    tables = [_layers_table(found, title)]
+    if found.tuned_embedding:
+        tables.append(_tuned_table(found))
+    if any(layer.states for layer in found.layers):
+        tables.append(_states_table(found))
+    if any(layer.heads for layer in found.layers):
+        tables.append(_heads_table(found))
+    return tables
+
+
+def _layers_table(found: Inside, title: str) -> Table:
     columns = [
         Column('layer', right=True),
         Column('mixer', rank=2),
-        Column('loss', four, right=True),
-        Column('agreement', short, right=True),
-        Column('linearity', four, right=True, rank=4),
-        Column('of its change', four, right=True, rank=3),
-        Column('rank', short, right=True, rank=5),
-        Column('mean distance', short, right=True),
+        Column('loss', FOUR, right=True),
+        Column('agreement', SHORT, right=True),
+        Column('linearity', FOUR, right=True, rank=4),
+        Column('of its change', FOUR, right=True, rank=3),
+        Column('rank', SHORT, right=True, rank=5),
+        Column('mean distance', SHORT, right=True),
         Column('reach', right=True, rank=1),
     ]
     first = (None, 'embedding', found.embedding['loss'], found.embedding['agreement'], *(None,) * 5)
@@ -464,20 +477,33 @@ def _tables(found: Inside, title: str) -> list[Table]:
         for index, layer in enumerate(found.layers)
     ]
     last = (None, 'model', *(None,) * 5, found.memory['mean_distance'], found.memory['reach'])
-    tables = [Table('layers', columns, [first, *rows, last], f'{title}: predictions from the stream, and memory')]
+    return Table('layers', columns, [first, *rows, last], f'{title}: predictions from the stream, and memory')
+
+
+def _tuned_table(found: Inside) -> Table:
+    columns = [
+        Column('layer', right=True),
+        Column('loss', FOUR, right=True),
+        Column('agreement', SHORT, right=True, rank=1),
+        Column('divergence', FOUR, right=True),
+        Column('of the logit lens', FOUR, right=True),
+    ]
+    names = ('loss', 'agreement', 'divergence', 'divergence_of_logit_lens')
     lenses = [(None, found.tuned_embedding), *((index, layer.tuned) for index, layer in enumerate(found.layers))]
-    if found.tuned_embedding:
-        columns = [
-            Column('layer', right=True),
-            Column('loss', four, right=True),
-            Column('agreement', short, right=True, rank=1),
-            Column('divergence', four, right=True),
-            Column('of the logit lens', four, right=True),
-        ]
-        names = ('loss', 'agreement', 'divergence', 'divergence_of_logit_lens')
-        through = [(index, *(one[name] for name in names)) for index, one in lenses]
-        tables.append(Table('tuned', columns, through, 'the tuned lens, fitted to the first half of the rows'))
-    states = [
+    rows = [(index, *(one[name] for name in names)) for index, one in lenses]
+    return Table('tuned', columns, rows, 'the tuned lens, fitted to the first half of the rows')
+
+
+def _states_table(found: Inside) -> Table:
+    columns = [
+        Column('layer', right=True),
+        Column('state'),
+        Column('kept', FOUR, right=True),
+        Column('shortest half-life', SHORT, right=True, rank=1),
+        Column('longest', SHORT, right=True, rank=2),
+        Column('norm', SHORT, right=True),
+    ]
+    rows = [
         (
             index,
             name,
@@ -489,27 +515,16 @@ def _tables(found: Inside, title: str) -> list[Table]:
         for index, layer in enumerate(found.layers)
         for name, one in layer.states.items()
     ]
-    if states:
-        columns = [
-            Column('layer', right=True),
-            Column('state'),
-            Column('kept', four, right=True),
-            Column('shortest half-life', short, right=True, rank=1),
-            Column('longest', short, right=True, rank=2),
-            Column('norm', short, right=True),
-        ]
-        tables.append(
-            Table('states', columns, states, 'states: what a token leaves of them, and their size at the end')
-        )
+    return Table('states', columns, rows, 'states: what a token leaves of them, and their size at the end')
+
+
+def _heads_table(found: Inside) -> Table:
     kinds = list(dict.fromkeys(name for layer in found.layers for name in layer.heads))
-    by_head = [
+    shown = [Column(name, FOUR, right=True, rank=rank) for rank, name in enumerate(kinds)]
+    rows = [
         (index, head, *(layer.heads[name][head] if name in layer.heads else None for name in kinds))
         for index, layer in enumerate(found.layers)
         if layer.heads
         for head in range(len(next(iter(layer.heads.values()))))
     ]
-    if by_head:
-        shown = [Column(name, four, right=True, rank=rank) for rank, name in enumerate(kinds)]
-        columns = [Column('layer', right=True), Column('head', right=True), *shown]
-        tables.append(Table('heads', columns, by_head, 'heads of attention'))
-    return tables
+    return Table('heads', [Column('layer', right=True), Column('head', right=True), *shown], rows, 'heads of attention')

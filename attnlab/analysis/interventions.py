@@ -77,7 +77,7 @@ def hidden_with(model: Stacked, inputs: Tokens | Features, ctx: Context, changes
 
 
 def check_places(wanted: Iterable[str], known: Collection[str]) -> None:
-    """Raises `UserError` for a place that there is not."""
+    """Raises `UserError` for an unknown place."""
     for place in wanted:
         if place not in known:
             raise UserError(f'this model has no place {place!r}{nearest(place, known)}')
@@ -230,7 +230,7 @@ def causal_trace(
     """How much of a score comes back when clean values are put into a corrupted pass, by layer and token.
 
     Every entry is the score of a pass from the `corrupted` embedding in which the values of one token at
-    `layers[i].PLACE`, `i` in a window of so many layers about one, are those of the clean pass. Also returned are the
+    `layers[i].PLACE`, `i` in a window of `window` layers about one, are those of the clean pass. Also returned are the
     scores of the clean and of the corrupted pass. With the embedding of another prompt for `corrupted` this is
     activation patching between two prompts; with noise on a subject, that of Meng et al. 2022,
     https://arxiv.org/abs/2202.05262.
@@ -260,7 +260,10 @@ def causal_trace(
 
 
 def windows(depth: int, width: int) -> Bool[Array, 'l l']:
-    """Which layers lie in a window of so many about each: if even, one more before it than after; fewer at the ends."""
+    """Row `i` marks the layers in a window of `width` layers centred on layer `i`.
+
+    An even window has one more layer before the centre than after it; windows are cut off at the ends of the stack.
+    """
     layers = jnp.arange(depth)
     after = layers[None] - layers[:, None]
     return (after >= -(width // 2)) & (after < width - width // 2)

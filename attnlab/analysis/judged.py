@@ -10,15 +10,15 @@ from jaxtyping import Float, Int
 from scipy.special import log_softmax
 
 from attnlab.analysis.outputs import outputs, stacked
-from attnlab.analysis.uncertainty import classifier
 from attnlab.errors import UserError
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.drawn import Drawings
 from attnlab.files import check_own, figures_of, write_results
 from attnlab.mixers.softmax.reused import Reuse
-from attnlab.runs.loading import Loaded
+from attnlab.runs.loading import Loaded, load_checked
 from attnlab.tables import Column, Printer, Table, digits
 from attnlab.tasks.diffusion import Diffusion
+from attnlab.tasks.long_range import Classification
 from attnlab.train.run import check_data
 
 OF_DATA = '_of_data'
@@ -92,7 +92,7 @@ def judge(
     if not isinstance(task, Diffusion):
         raise UserError(f'--judge is for runs that draw images; {workdir} was trained for {type(task).__name__}')
     check_data(workdir, task.describe(), other=other_data)
-    judged_by, asked = classifier(judging, None, other_data)
+    judged_by, asked = _classifier(judging, other_data)
     if asked.data != task.data:
         raise UserError(f'{judging} classifies images of {asked.data}; a judge of {workdir} was trained on {task.data}')
     own = next((evaluator for evaluator in setup.evals if isinstance(evaluator, Drawings)), Drawings(AtEnd()))
@@ -129,6 +129,17 @@ def judge(
         printer.table(_table(of_drawn, of_data, title))
         printer.line(f'written: {path}, {figures / "drawn.png"}')
     return found
+
+
+def _classifier(workdir: pathlib.Path, other_data: bool) -> tuple[Loaded, Classification]:
+    """A run and its task, which must be of one label a row."""
+    loaded = load_checked(workdir, other_data=other_data)
+    task = loaded.setup.task
+    if not isinstance(task, Classification):
+        raise UserError(
+            f'{workdir} was trained for {type(task).__name__}; what is analysed here is a classifier, one label a row'
+        )
+    return loaded, task
 
 
 def _rows(images: Float[np.ndarray, 'n t c']) -> dict[str, np.ndarray]:

@@ -39,7 +39,7 @@ class Wanted:
 
 @dataclasses.dataclass(frozen=True)
 class Knockout:
-    """The probability of an answer, in the mean over prompts, without what was cut.
+    """The probability of an answer, on average over prompts, without what was cut.
 
     Attributes:
       clean: with nothing cut.
@@ -57,7 +57,7 @@ class Knockout:
 
 
 def knockout(loaded: Loaded, asked: Asked, wanted: Wanted) -> Knockout:
-    """What is left of answers of a run. Raises `UserError` for a part, a layer or a token that there is not."""
+    """What is left of answers of a run. Raises `UserError` for an unknown part, layer or token."""
     setup, length = loaded.setup, asked.tokens.shape[1]
     layers = wanted.layers or layers_with(loaded.model(), wanted.part)
     cuts(loaded.model(), wanted.part, layers, jnp.zeros(length, bool), jnp.zeros(length, bool))
@@ -92,8 +92,8 @@ def knockout(loaded: Loaded, asked: Asked, wanted: Wanted) -> Knockout:
 def analyse_knockout(question: Question, printer: Printer, wanted: Wanted, *, own: Prompts | None = None) -> Knockout:
     """Cuts what the answers of rows of a split, or of prompts of one's own, read of other tokens.
 
-    Writes `analysis/<step>-knockout-<part>.json`. Raises `UserError` for a run without tokens or labels, and for a
-    part, a layer or a token that there is not.
+    Writes `analysis/<step>-knockout-<part>.json`. Raises `UserError` for a run without tokens or labels, and for an
+    unknown part, layer or token.
     """
     question.check_layers()
     asked = asked_of(question, own)

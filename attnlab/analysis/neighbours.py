@@ -15,7 +15,7 @@ from attnlab.analysis.prediction import predictions
 from attnlab.analysis.question import Question
 from attnlab.config import choose
 from attnlab.context import Context
-from attnlab.errors import UserError
+from attnlab.errors import UserError, optional
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
 from attnlab.tasks.task import Batch, Task
@@ -62,13 +62,10 @@ def nearest(
 
     Raises `UserError` for more than there are, and without the extra `offline`, which has the search.
     """
-    try:
-        from sklearn.neighbors import NearestNeighbors
-    except ImportError as error:
-        raise UserError("neighbours need `scikit-learn`: pip install 'attnlab[offline]'") from error
+    search = optional('sklearn.neighbors', 'a search for neighbours').NearestNeighbors
     if not 1 <= count <= len(keys):
         raise UserError(f'neighbours is {count}; {len(keys)} hidden states are stored')
-    distances, places = NearestNeighbors(n_neighbors=count).fit(keys).kneighbors(queries)
+    distances, places = search(n_neighbors=count).fit(keys).kneighbors(queries)
     return Found(np.square(distances), values[places])
 
 

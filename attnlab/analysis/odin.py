@@ -53,7 +53,7 @@ def spread(setup: Setup, variables: nnx.State, batch: Batch) -> Float[Array, '']
 
 
 def best_size(scores: Float[np.ndarray, 'n b']) -> int:
-    """The size, by its place, whose scores of known inputs are the largest in the mean.
+    """The size, by its place, whose scores of known inputs are the largest on average.
 
     It needs no example of what is not known. Hsu et al. 2020, https://arxiv.org/abs/2002.11297.
     """

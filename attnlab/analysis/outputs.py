@@ -44,12 +44,12 @@ class Outputs:
     groups: Int[np.ndarray, 'b'] | None = None
 
     def part(self, first: int, step: int) -> 'Outputs':
-        """Those of every `step`-th row from one on."""
+        """The outputs of every `step`-th row from `first` on."""
         places = self._places
         return self._of((places >= first) & ((places - first) % step == 0))
 
     def only(self, row: int) -> 'Outputs':
-        """Those of one row, by its place."""
+        """The outputs of one row, by its place."""
         return self._of(self._places == row)
 
     def _of(self, chosen: Bool[np.ndarray, 'b']) -> 'Outputs':

@@ -20,9 +20,9 @@ NOT_A_SUM = 'the last norm or the head does more than scale channels, so what br
 
 
 def without_head(heads: int, head: int) -> Change:
-    """A change of `layers[i].mixer.hidden` by which one of so many heads gives nothing.
+    """A change of `layers[i].mixer.hidden` by which one of `heads` heads gives nothing.
 
-    Raises `UserError` for a head that there is not, and where heads do not share the channels evenly.
+    Raises `UserError` for an unknown head, and where heads do not share the channels evenly.
     """
     if not 0 <= head < heads:
         raise UserError(f'head is {head}; the mixer has heads 0 to {heads - 1}')

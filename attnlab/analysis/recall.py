@@ -32,7 +32,7 @@ def responses(system: System, channels: int, steps: int) -> Float[np.ndarray, 't
 def unrecalled(
     response: Float[np.ndarray, 't s'], covariance: Float[np.ndarray, ' t'], noise: float = NOISE
 ) -> Float[np.ndarray, ' t']:
-    """The share of the variance of the input so many tokens ago that no linear read of the states tells.
+    """The share of the variance of the input `j` tokens ago that no linear read of the states tells.
 
         e(j) = 1 - c_j^T (G + s I)^-1 c_j / r_0,    c_j = K^T R e_j,    G = K^T R K
 

@@ -150,6 +150,6 @@ def _settings(outputs: Outputs, loss: Loss) -> Float[np.ndarray, 's']:
 
 
 def _losses(outputs: Outputs, loss: Loss, settings: Float[np.ndarray, 's']) -> Float[np.ndarray, 'r s']:
-    """Of every row, by setting."""
+    """The loss of every row, by setting."""
     when, amount = loss.steps(outputs)
     return outputs.by_row(amount[:, None] * (settings[None] < when[:, None]))

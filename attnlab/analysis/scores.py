@@ -30,9 +30,9 @@ def negative_entropy(logits: Float[np.ndarray, 'b o']) -> Float[np.ndarray, 'b']
     return np.sum(np.exp(logs) * logs, axis=1)
 
 
-def energy(logits: Float[np.ndarray, 'b o'], temperature: float = 1.0) -> Float[np.ndarray, 'b']:
-    """`T log sum_o exp(f_o / T)` (Liu et al. 2020, https://arxiv.org/abs/2010.03759), which is minus their energy."""
-    return temperature * logsumexp(logits / temperature, axis=1)
+def energy(logits: Float[np.ndarray, 'b o']) -> Float[np.ndarray, 'b']:
+    """`log sum_o exp(f_o)`, minus the energy of Liu et al. 2020, https://arxiv.org/abs/2010.03759, at temperature 1."""
+    return logsumexp(logits, axis=1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class Mahalanobis:
         return cls(means, np.linalg.inv(covariance + ridge * np.eye(len(covariance))))
 
     def score(self, features: Float[np.ndarray, 'b d']) -> Float[np.ndarray, 'b']:
-        """Of inputs."""
+        """The scores of inputs."""
         # Squares of whitened differences, never all differences at once: there are as many classes as tokens.
         white = np.linalg.cholesky(self.precision)
         x, means = (features - self.means.mean(axis=0)) @ white, (self.means - self.means.mean(axis=0)) @ white
@@ -99,7 +99,7 @@ class VirtualLogit:
         return cls(origin, rest, float(np.mean(max_logit(logits)) / max(np.mean(residual), 1e-30)))
 
     def score(self, features: Float[np.ndarray, 'b d'], logits: Float[np.ndarray, 'b o']) -> Float[np.ndarray, 'b']:
-        """Of inputs."""
+        """The scores of inputs."""
         return energy(logits) - self.alpha * np.linalg.norm((features - self.origin) @ self.rest, axis=1)
 
 
@@ -127,7 +127,7 @@ class RelativeUncertainty:
         return cls(matrix / max(float(np.linalg.norm(matrix)), 1e-30))
 
     def score(self, logits: Float[np.ndarray, 'b o']) -> Float[np.ndarray, 'b']:
-        """Of outputs."""
+        """The scores of outputs."""
         p = softmax(logits, axis=1)
         return -np.sum((p @ self.matrix) * p, axis=1)
 
@@ -165,7 +165,7 @@ class ConjNorm:
         return max(made, key=lambda each: auroc(each.score(features), each.score(mixed)))
 
     def score(self, features: Float[np.ndarray, 'b d']) -> Float[np.ndarray, 'b']:
-        """Of inputs."""
+        """The scores of inputs."""
         x, p = features / self.scale, self.power
         sizes = np.linalg.norm(self.means, p, axis=1)
         slope = np.maximum(sizes, 1e-30)[:, None] ** (2 - p) * np.sign(self.means) * np.abs(self.means) ** (p - 1)

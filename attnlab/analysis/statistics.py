@@ -33,10 +33,10 @@ def sink_mass(
     return jnp.sum(masses * counted[:, None], axis=-1) / jnp.sum(counted, axis=-1)[:, None]
 
 
-def sink_rate(mass: Float[Array, '*b'], threshold: float = SINK) -> Float[Array, '']:
-    """Returns the fraction of heads whose `sink_mass` exceeds the threshold, among those where it is not NaN."""
+def sink_rate(mass: Float[Array, '*b']) -> Float[Array, '']:
+    """Returns the fraction of heads whose `sink_mass` exceeds `SINK`, among those where it is not NaN."""
     known = ~jnp.isnan(mass)
-    return jnp.sum(mass > threshold) / jnp.sum(known)
+    return jnp.sum(mass > SINK) / jnp.sum(known)
 
 
 def entropy(weights: Float[Array, '*b s']) -> Float[Array, '*b']:

@@ -29,7 +29,7 @@ LEAST = 1e-3
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """What comes back of an answer by clean values, in the mean over prompts.
+    """What comes back of an answer by clean values, on average over prompts.
 
     Attributes:
       clean: the probability of the answer.

@@ -22,7 +22,6 @@ from attnlab.models.heads.language import LanguageHead, TiedHead
 from attnlab.runs.loading import Loaded, load_checked
 from attnlab.tables import Column, Interval, Printer, Table, digits, plus_minus
 from attnlab.tasks.language import TOKENIZER
-from attnlab.tasks.long_range import Classification
 from attnlab.tasks.task import Textual
 from attnlab.train.cost import flops_per_token
 
@@ -32,21 +31,24 @@ COVERAGES = (1.0, 0.9, 0.8, 0.5)
 OF_ROWS = ' (rows)'
 """Ends the names of changes that are told by the mean scores of whole rows."""
 
+FOUR = digits('.4f')
+"""How numbers of tables are written."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scores:
     """The scores that there are for a run, those of features fitted to another split.
 
     The classes of predicted tokens are the tokens. `rows` is the Mahalanobis distance of a row's mean vector, where
-    rows hold several predictions; `size` the place in `odin.SIZES` of the size of ODIN's step; `left_out` says why
-    there is no other score.
+    rows hold several predictions; `odin_index` is the place in `odin.SIZES` of the size of ODIN's step; `left_out` says
+    why there is no other score.
     """
 
     mahalanobis: scores.Mahalanobis | None = None
     virtual: scores.VirtualLogit | None = None
     conjugate: scores.ConjNorm | None = None
     rows: scores.Mahalanobis | None = None
-    size: int | None = None
+    odin_index: int | None = None
     left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -61,10 +63,10 @@ class Scores:
         if trained.groups is not None:
             means = trained.by_row(trained.features)
             rows = scores.Mahalanobis.fitted(means, np.zeros(len(means), int))
-        size = None if trained.odin is None else odin.best_size(trained.odin)
+        odin_index = None if trained.odin is None else odin.best_size(trained.odin)
         known = trained.features, trained.labels
         found = scores.Mahalanobis.fitted(*known), virtual, scores.ConjNorm.fitted(*known)
-        return cls(*found, rows, size, left_out)
+        return cls(*found, rows, odin_index, left_out)
 
     def of(self, outputs: Outputs) -> dict[str, Float[np.ndarray, 'b']]:
         """Every score of predictions, by name; they are moved by the one size that was chosen.
@@ -72,7 +74,11 @@ class Scores:
         Logits of an ensemble are the logarithms of its probabilities, so that scores of their size say nothing.
         """
         together = outputs.members is not None
-        found = {name: score(outputs.logits) for name, score in OF_LOGITS.items() if not (together and name in OF_SIZE)}
+        found = {
+            name: score(outputs.logits)
+            for name, score in OF_LOGITS.items()
+            if not (together and name in SHIFT_DEPENDENT)
+        }
         if outputs.members is not None:
             found['agreement'] = scores.agreement(outputs.members)
         if self.mahalanobis is not None:
@@ -81,7 +87,7 @@ class Scores:
             found['conjnorm'] = self.conjugate.score(outputs.features)
         if self.virtual is not None and not together:
             found['vim'] = self.virtual.score(outputs.features, outputs.logits)
-        if self.size is not None and outputs.odin is not None:
+        if self.odin_index is not None and outputs.odin is not None:
             found['odin'] = outputs.odin[0]
         return found
 
@@ -111,7 +117,7 @@ OF_LOGITS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 """Scores that need the logits alone."""
 
-OF_SIZE = ('max_logit', 'energy')
+SHIFT_DEPENDENT = ('max_logit', 'energy')
 """Those of them that change where one number is added to all logits, which leaves probabilities as they are."""
 
 
@@ -179,15 +185,15 @@ def analyse_uncertainty(
 ) -> Uncertainty:
     """Scores, calibrates and tests a run that predicts classes or tokens; writes `analysis/<step>-uncertainty.json`.
 
-    Every other one of `rows` rows all over a split, of about 4,096 predictions if not given, chooses the
-    temperature and the threshold of conformal sets; all numbers are of those between. Means, covariance and directions
-    of features are of `fitted` rows of another split, likewise. With `risk`, a name among those of
-    `attnlab.analysis.risk`, the rows that choose also choose a setting with which a new row's expected loss is `level`
-    at most. With the run `second` it is said what is reached where rows of which the first is not sure are handed on to
-    it; all rows are asked, for nothing is chosen on them, but for a rule that is learned, and the threshold of a
-    `budget`. With `members` mean probabilities of an ensemble are what is said of. With `decay` sets, and the setting
-    of a risk, are also made of recent rows that choose, each counting by this factor less than the one after it. With
-    `ema` averages of parameters are taken, of members and of the second run too.
+    Takes `rows` evenly spaced rows of a split, by default enough for about 4,096 predictions. Even-numbered rows set
+    the temperature and the conformal threshold; numbers are computed on the odd-numbered rows where nothing else is
+    said. Means, covariance and directions of features are of `fitted` rows of another split, likewise. With `risk`, a
+    name among those of `attnlab.analysis.risk`, the rows that choose also choose a setting with which a new row's
+    expected loss is `level` at most. With the run `second` it is said what is reached where rows of which the first is
+    not sure are handed on to it; all rows are asked, for nothing is chosen on them, but for a rule that is learned, and
+    the threshold of a `budget`. With `members` mean probabilities of an ensemble are what is said of. With `decay`
+    sets, and the setting of a risk, are also made of recent rows that choose, each counting by this factor less than
+    the one after it. With `ema` averages of parameters are taken, of members and of the second run too.
 
     What is written of an ensemble is `analysis/<step>-uncertainty-ensemble.json`.
 
@@ -254,19 +260,6 @@ def _run(workdir: pathlib.Path, step: int | None, other_data: bool, *, ema: bool
     return loaded
 
 
-def classifier(
-    workdir: pathlib.Path, step: int | None, other_data: bool, *, ema: bool = False
-) -> tuple[Loaded, Classification]:
-    """A run and its task, which must be of one label a row."""
-    loaded = load_checked(workdir, step, ema=ema, other_data=other_data)
-    task = loaded.setup.task
-    if not isinstance(task, Classification):
-        raise UserError(
-            f'{workdir} was trained for {type(task).__name__}; what is analysed here is a classifier, one label a row'
-        )
-    return loaded, task
-
-
 def _scored(loaded: Loaded, trained: Mapping[str, np.ndarray]) -> tuple[Scores, Callable[..., Outputs]]:
     """Scores fitted to rows, and what reads others, with the one step of ODIN that was chosen on these."""
     model = loaded.model()
@@ -278,8 +271,8 @@ def _scored(loaded: Loaded, trained: Mapping[str, np.ndarray]) -> tuple[Scores, 
     first = {name: array[:count] for name, array in trained.items()}
     unit = float(loaded.setup.jit(functools.partial(odin.spread, loaded.setup))(loaded.variables, first))
     scored = Scores.fitted(reader(loaded, odin.SIZES, unit)(trained), model.head)
-    assert scored.size is not None
-    return scored, reader(loaded, (odin.SIZES[scored.size],), unit)
+    assert scored.odin_index is not None
+    return scored, reader(loaded, (odin.SIZES[scored.odin_index],), unit)
 
 
 def _member(workdir: pathlib.Path, first_dir: pathlib.Path, first: Loaded, other_data: bool) -> Loaded:
@@ -306,7 +299,7 @@ def _check_together(loaded: Loaded, workdir: pathlib.Path, first: Loaded, first_
 def recent(outputs: Outputs, alpha: float, decay: float) -> dict[str, float]:
     """Coverage and size of sets where rows come in order: of every other row, by the thresholds of those before it.
 
-    Where rows hold several predictions the coverage is that of a row in the mean, as a risk that is controlled.
+    Where rows hold several predictions the coverage is that of a row on average, as a risk that is controlled.
     Raises `UserError` for a decay outside of (0, 1].
     """
     check_decay(decay)
@@ -340,7 +333,7 @@ def _handed_on(
 
     What is handed on are rows, whatever is predicted in them: a language model has to read a text to predict its last
     token, so that a token handed on costs nearly as much as all of them. A row of several predictions is as sure as
-    their largest probabilities in the mean, which is the accuracy that a calibrated run expects of it. Costs are
+    their largest probabilities on average, which is the accuracy that a calibrated run expects of it. Costs are
     operations that the definition of a model needs.
     """
     loaded = _run(second, None, other_data, ema=firsts[0].ema)
@@ -405,7 +398,9 @@ def examined(
     if relative is None:
         left_out['relative'] = f'answers of rows that choose are all {"right" if chosen.right.all() else "wrong"}'
     if chosen.members is not None:
-        left_out |= dict.fromkeys((*OF_SIZE, 'vim'), 'of the logits of one run; an ensemble averages probabilities')
+        left_out |= dict.fromkeys(
+            (*SHIFT_DEPENDENT, 'vim'), 'of the logits of one run; an ensemble averages probabilities'
+        )
     return Uncertainty(
         accuracy=float(np.mean(tested.right)),
         temperature=temperature,
@@ -422,7 +417,7 @@ def examined(
         detection=_by_kind(pairs, scores.auroc),
         false_positives=_by_kind(pairs, scores.false_positives),
         left_out=left_out,
-        odin_step=None if scored.size is None else odin.SIZES[scored.size],
+        odin_step=None if scored.odin_index is None else odin.SIZES[scored.odin_index],
     )
 
 
@@ -473,71 +468,68 @@ def _selective(score: Float[np.ndarray, 'b'], right: Bool[np.ndarray, 'b']) -> d
 
 def tables(found: Uncertainty, title: str) -> Iterator[Table]:
     """What is printed."""
-    four = digits('.4f')
-
-    def table(name: str, columns: Sequence[Column], rows: Sequence[tuple[Any, ...]], caption: str) -> Table:
-        return Table(name, columns, rows, caption)
-
-    error = Column('calibration error', plus_minus, right=True)
-    columns = [Column('logits'), Column('temperature', four, right=True), error, Column('nats', four, right=True)]
-    temperatures = zip(found.calibration.items(), (1.0, found.temperature), strict=True)
-    yield table(
-        'calibration',
-        columns,
-        [(name, warmth, Interval(**one['error']), one['loss']) for (name, one), warmth in temperatures],
-        f'{title}: accuracy {found.accuracy:.4f}',
-    )
-    names = list(next(iter(found.selective.values())))
-    yield table(
-        'selective',
-        [Column('score'), *(Column(name, four, right=True, rank=rank) for rank, name in enumerate(names))],
-        [(name, *(one[each] for each in names)) for name, one in found.selective.items()],
-        'accuracy of the best scored rows; area under risk by coverage',
-    )
-    columns = [Column(name, four, right=True) for name in found.conformal]
-    yield table('conformal', columns, [tuple(found.conformal.values())], 'conformal sets of classes')
+    yield _calibration_table(found, title)
+    yield _selective_table(found.selective)
+    columns = [Column(name, FOUR, right=True) for name in found.conformal]
+    yield Table('conformal', columns, [tuple(found.conformal.values())], 'conformal sets of classes')
     if found.risk is not None:
         yield _risk_table(found.risk, found.recent_risk)
-    for rule, both in (('confidence', found.cascade), ('a learned rule', found.learned)):
-        if both is None:
-            continue
-        gain = Interval(**dataclasses.asdict(both.gain))
-        titles = ('handed on', 'if below', 'accuracy', 'by chance', 'cost')
-        yield table(
-            'cascade' if rule == 'confidence' else 'learned',
-            [Column(name, four, right=True, rank=rank) for name, rank in zip(titles, (0, 2, 0, 1, 0), strict=True)],
-            list(zip(both.rates, both.thresholds, both.accuracy, both.by_chance, both.cost, strict=True)),
-            f'cascade by {rule}, cost in units of the second run; in the mean {plus_minus(gain)} over chance',
-        )
-    if (within := found.budgeted) is not None:
-        columns = [Column(name, four, right=True) for name in ('if below', 'handed on', 'cost', 'accuracy')]
-        yield table(
-            'budget', columns, [dataclasses.astuple(within)], 'cascade within the budget, on rows it was not chosen on'
-        )
+    if found.cascade is not None:
+        yield _cascade_table('cascade', 'confidence', found.cascade)
+    if found.learned is not None:
+        yield _cascade_table('learned', 'a learned rule', found.learned)
+    if found.budgeted is not None:
+        columns = [Column(name, FOUR, right=True) for name in ('if below', 'handed on', 'cost', 'accuracy')]
+        caption = 'cascade within the budget, on rows it was not chosen on'
+        yield Table('budget', columns, [dataclasses.astuple(found.budgeted)], caption)
     if found.of_itself:
         yield judged_table(found.of_itself)
     if found.left_out:
-        yield table('left out', [Column('score'), Column('because')], list(found.left_out.items()), 'left out')
+        yield Table('left out', [Column('score'), Column('because')], list(found.left_out.items()), 'left out')
     for name, by_kind, caption in (
         ('detection', found.detection, 'probability of scoring above what was changed'),
         ('false positives', found.false_positives, 'share of what was changed that passes where 95 % of the rest does'),
     ):
         if by_kind:
-            yield table(
-                name,
-                [Column('score'), *(Column(kind, four, right=True) for kind in by_kind)],
-                [(score, *(one[score] for one in by_kind.values())) for score in found.selective],
-                caption,
-            )
+            columns = [Column('score'), *(Column(kind, FOUR, right=True) for kind in by_kind)]
+            rows = [(score, *(one[score] for one in by_kind.values())) for score in found.selective]
+            yield Table(name, columns, rows, caption)
+
+
+def _calibration_table(found: Uncertainty, title: str) -> Table:
+    columns = [
+        Column('logits'),
+        Column('temperature', FOUR, right=True),
+        Column('calibration error', plus_minus, right=True),
+        Column('nats', FOUR, right=True),
+    ]
+    temperatures = zip(found.calibration.items(), (1.0, found.temperature), strict=True)
+    rows = [(name, warmth, Interval(**one['error']), one['loss']) for (name, one), warmth in temperatures]
+    return Table('calibration', columns, rows, f'{title}: accuracy {found.accuracy:.4f}')
+
+
+def _selective_table(selective: Mapping[str, Mapping[str, float]]) -> Table:
+    names = list(next(iter(selective.values())))
+    columns = [Column('score'), *(Column(name, FOUR, right=True, rank=rank) for rank, name in enumerate(names))]
+    rows = [(name, *(one[each] for each in names)) for name, one in selective.items()]
+    return Table('selective', columns, rows, 'accuracy of the best scored rows; area under risk by coverage')
+
+
+def _cascade_table(name: str, rule: str, both: Cascade) -> Table:
+    ranks = {'handed on': 0, 'if below': 2, 'accuracy': 0, 'by chance': 1, 'cost': 0}
+    columns = [Column(title, FOUR, right=True, rank=rank) for title, rank in ranks.items()]
+    rows = list(zip(both.rates, both.thresholds, both.accuracy, both.by_chance, both.cost, strict=True))
+    gain = plus_minus(Interval(**dataclasses.asdict(both.gain)))
+    caption = f'cascade by {rule}, cost in units of the second run; in the mean {gain} over chance'
+    return Table(name, columns, rows, caption)
 
 
 def _risk_table(found: Risk, of_recent: Risk | None) -> Table:
-    four = digits('.4f')
     columns = [
         Column('chosen by'),
-        Column('setting', four, right=True),
+        Column('setting', FOUR, right=True),
         Column('risk', plus_minus, right=True),
-        Column(LOSSES[found.loss].name, four, right=True),
+        Column(LOSSES[found.loss].name, FOUR, right=True),
     ]
     both = {'all rows that choose': found} | ({} if of_recent is None else {'recent ones': of_recent})
     rows = [(by, one.setting, Interval(**dataclasses.asdict(one.risk)), one.used) for by, one in both.items()]

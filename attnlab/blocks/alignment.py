@@ -47,7 +47,7 @@ class Alignment:
 
 
 def _turned(before: Any, after: Any, there: jax.Array) -> jax.Array:
-    """The sum over tokens of one minus the cosine, in the mean over streams."""
+    """The sum over tokens of one minus the cosine, on average over streams."""
     x, y = (each.astype(jnp.float32) for each in (before, after))
     sizes = jnp.sqrt(jnp.sum(x**2, axis=-1) * jnp.sum(y**2, axis=-1) + 1e-12)
     turned = 1 - jnp.sum(x * y, axis=-1) / sizes

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from attnlab.errors import UserError, wrong_flag
+from attnlab.errors import UserError
+from attnlab.flags import parse_flags
 
 if TYPE_CHECKING:
     from attnlab.tables import Printer
@@ -42,12 +43,7 @@ def parsed(values: flags.FlagValues, argv: list[str], command: str) -> bool:
     if asks_for_help(argv):
         print(help_text(f'usage: attnlab {command} [--flag=value ...]', values))
         return False
-    try:
-        rest = values(['attnlab', *argv])[1:]
-    except flags.Error as error:
-        raise wrong_flag(str(error)) from error
-    if rest:
-        raise UserError(f'{command} takes no argument {rest[0]!r}; flags are written --name=value')
+    parse_flags(values, argv, command)
     for name in values:
         value = values[name].value
         if isinstance(value, float) and math.isnan(value):

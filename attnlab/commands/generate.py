@@ -167,7 +167,7 @@ def _matched(values: flags.FlagValues, writer: 'Writer', sampling: 'Sampling', g
 
 
 def _estimated(sampling: 'Sampling') -> str:
-    """What the weights of texts that are drawn so are in the mean."""
+    """What the weights of texts that are drawn so are on average."""
     from attnlab.functional.sampling import UNRESTRICTED
 
     heated = '' if sampling.temperature == 1 else f', at temperature {sampling.temperature:g},'

@@ -258,7 +258,7 @@ def _tuning(values: flags.FlagValues) -> 'Alternation | None':
 
 
 def _each(values: flags.FlagValues) -> int:
-    """Of several formats, a run of each."""
+    """Makes a run of each of several formats."""
     for name in ('budget', 'softmax', 'sparse', 'native', 'rows'):
         if values[name].present:
             raise UserError(f'--{name} does not go with --each; quantize to one format at a time with it')

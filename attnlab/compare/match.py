@@ -126,8 +126,8 @@ def match(
     value = bench(config)
     tried = [] if value is None else [_Candidate(config, (), value)]
     if not tried or abs(tried[0].value / target - 1) > tolerance:
-        if of_state and 'state' not in found_knobs:
-            raise UserError(f'{by} is {value or 0:g}, and no argument of the mixer sets its state alone')
+        if value is not None and of_state and 'state' not in found_knobs:
+            raise UserError(f'{by} is {value:g}, and no argument of the mixer sets its state alone')
         search = (
             _by_state(config, found_knobs, target, bench)
             if of_state
@@ -138,7 +138,8 @@ def match(
             if abs(candidate.value / target - 1) <= tolerance:
                 break
     if not tried:
-        raise UserError(f'the config cannot be built near {by} = {target:g}')
+        reason = bench.error(config)
+        raise UserError(f'the config cannot be built, nor any near {by} = {target:g}: {reason}') from reason
     chosen, allowed = _within(tried, target, tolerance)
     own = {knob.name: _own(config, knob) for knob in chosen.knobs}
     adjusted = {knob.name: Adjusted(chosen.of(knob), own[knob.name]) for knob in chosen.knobs}
@@ -186,24 +187,34 @@ def _within(tried: list[_Candidate], target: float, tolerance: float) -> tuple[_
 
 
 class _Bench:
-    """Measures configs, each once; `None` for one that cannot be built."""
+    """Measures configs, each once; `None` for one that cannot be built, whose error is kept."""
 
     def __init__(self, measure: Measure):
         self._measure = measure
-        self._known: dict[str, float | None] = {}
+        self._known: dict[str, float | Exception] = {}
 
     def __call__(self, config: ConfigDict) -> float | None:
+        found = self._found(config)
+        return None if isinstance(found, Exception) else found
+
+    def error(self, config: ConfigDict) -> Exception | None:
+        """Why a config cannot be built; `None` where it can."""
+        found = self._found(config)
+        return found if isinstance(found, Exception) else None
+
+    def _found(self, config: ConfigDict) -> float | Exception:
         key = json.dumps(plain(config))
         if key not in self._known:
             try:
                 self._known[key] = self._measure(prepare(config))
-            except (UserError, ValueError, ZeroDivisionError):
-                self._known[key] = None
+            except (UserError, ValueError, ZeroDivisionError) as error:
+                self._known[key] = error
         return self._known[key]
 
 
 def _by_state(config: ConfigDict, knobs: dict[str, Knob], target: float, bench: _Bench) -> Iterator[_Candidate]:
-    yield from _solved(_Candidate(config, (), 0.0), knobs['state'], target, bench)
+    if 'state' in knobs:
+        yield from _solved(_Candidate(config, (), 0.0), knobs['state'], target, bench)
 
 
 def _by_size(

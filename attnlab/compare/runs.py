@@ -81,7 +81,7 @@ class RunResult:
 
     @property
     def bits(self) -> float:
-        """Bits that are stored for a parameter, in the mean."""
+        """Bits that are stored for a parameter, on average."""
         return 8 * self.weight_bytes / self.parameters
 
     @property

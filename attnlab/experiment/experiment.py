@@ -9,7 +9,6 @@ experiment that repeats a published result has `published(size)` in `sweep.py` i
 """
 
 import dataclasses
-import importlib.util
 import pathlib
 import traceback
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from attnlab.configuration import load_module
 from attnlab.errors import UserError, nearest
 from attnlab.runs.loading import Loaded
 from attnlab.train.report import read_lines
@@ -61,7 +61,7 @@ class Finished:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Those of its label."""
+        """The parts of its label."""
         return parts_of(self.label)
 
     def curve(self, metric: str) -> list[tuple[int, float]]:
@@ -79,7 +79,7 @@ class Finished:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of training, the median over what was reported."""
+        """The speed of training, the median over what was reported."""
         return float(np.median([line['tokens_per_second'] for line in read_lines(self.workdir / 'speed.jsonl')]))
 
 
@@ -114,7 +114,7 @@ class Experiment:
 
     def has_studies(self) -> bool:
         """Whether it is one of sweeps; see `attnlab.experiment.studies`."""
-        return hasattr(load_module(self.folder / 'sweep.py'), 'studies')
+        return hasattr(module_of(self.folder / 'sweep.py'), 'studies')
 
     def studies(self) -> Mapping[str, Mapping[str, ConfigDict]]:
         """The configs of its sweeps, as `sweep.py` has them."""
@@ -129,22 +129,19 @@ class Experiment:
         return self.root(workdirs) / each.label
 
 
-def load_module(path: pathlib.Path) -> Any:
-    """A file of Python as a module that nothing else imports."""
-    found = importlib.util.spec_from_file_location(f'{path.parent.name}_{path.stem}', path)
-    if found is None or found.loader is None or not path.exists():
+def module_of(path: pathlib.Path) -> Any:
+    """A file of an experiment as a module. Raises `UserError` where it is not there or raises anything."""
+    if not path.exists():
         raise UserError(f'there is no {path}')
-    module = importlib.util.module_from_spec(found)
     try:
-        found.loader.exec_module(module)
+        return load_module(path, f'{path.parent.name}_{path.stem}')
     except Exception as error:
         raise UserError(error_line(path, error)) from error
-    return module
 
 
 def called(path: pathlib.Path, name: str, *arguments: Any) -> Any:
     """What a function of a file of Python returns. Raises `UserError` where it is not there or raises anything."""
-    module = load_module(path)
+    module = module_of(path)
     if not hasattr(module, name):
         raise UserError(f'{path} has no function {name}')
     try:

@@ -17,7 +17,7 @@ from attnlab import files
 from attnlab.compare.baselines import is_of_this_python
 from attnlab.errors import UserError
 from attnlab.evals.measured import of_seeds
-from attnlab.experiment.experiment import Experiment, load_module, parts_of
+from attnlab.experiment.experiment import Experiment, module_of, parts_of
 
 Measurements = dict[str, Any]
 """Plain data about one run or study."""
@@ -81,7 +81,7 @@ def write_readme(experiment: Experiment, text: str) -> None:
     figure = f'results/{experiment.size}.png'
     elsewhere = with_results(readme.read_text(), experiment.size, '')
     if plot.exists() and (experiment.folder / figure).exists() and f']({figure})' not in elsewhere:
-        said = (load_module(plot).__doc__ or f'size {experiment.size}').partition('\n')[0].rstrip('.')
+        said = (module_of(plot).__doc__ or f'size {experiment.size}').partition('\n')[0].rstrip('.')
         text = f'![{said}]({figure})\n\n{text}'
     files.write(readme, with_results(elsewhere, experiment.size, text))
 

@@ -19,7 +19,7 @@ from attnlab.compare.baselines import text_scores
 from attnlab.compare.runs import task_name
 from attnlab.config import from_plain, plain
 from attnlab.errors import UserError, nearest
-from attnlab.experiment.experiment import Experiment, Finished, Run, error_line, load_module
+from attnlab.experiment.experiment import Experiment, Finished, Run, error_line, module_of
 from attnlab.experiment.published import PublishedPlot, claims_of
 from attnlab.experiment.results import (
     Measurements,
@@ -76,7 +76,7 @@ def check_runs(experiment: Experiment, workdirs: pathlib.Path) -> int:
     config, for a README without the two comments, and for a `sweep.py` without `measure`.
     """
     runs, sweep = experiment.runs(), experiment.folder / 'sweep.py'
-    if not hasattr(load_module(sweep), 'measure'):
+    if not hasattr(module_of(sweep), 'measure'):
         raise UserError(f'{sweep} has no function measure')
     with_results((experiment.folder / 'README.md').read_text(), experiment.size, '')
     left = 0
@@ -200,7 +200,7 @@ def _measured(experiment: Experiment, finished: Finished) -> Measurements:
     """What `measure` returns. Raises `UserError` where it raises anything; the run is kept, and measured next time."""
     path = experiment.folder / 'sweep.py'
     try:
-        return load_module(path).measure(finished)
+        return module_of(path).measure(finished)
     except Exception as error:
         raise UserError(f'{finished.label} has run and cannot be measured: {error_line(path, error)}') from error
 
@@ -215,10 +215,10 @@ def _check_same(workdir: pathlib.Path, config: ConfigDict) -> None:
 
 def plot_of(experiment: Experiment) -> Any:
     """What draws the figure and writes the table: `plot.py`, or the same for all that repeat a published result."""
-    sweep = load_module(experiment.folder / 'sweep.py')
+    sweep = module_of(experiment.folder / 'sweep.py')
     if hasattr(sweep, 'published'):
         return PublishedPlot(claims_of(sweep.published(experiment.size)))
-    return load_module(experiment.folder / 'plot.py')
+    return module_of(experiment.folder / 'plot.py')
 
 
 def _report(

@@ -31,7 +31,7 @@ from attnlab.compare.report.comparison import (
 from attnlab.compare.report.contents import StudyContents, gather
 from attnlab.compare.report.page import write_report
 from attnlab.errors import UserError, nearest
-from attnlab.experiment.experiment import Experiment, load_module
+from attnlab.experiment.experiment import Experiment, module_of
 from attnlab.experiment.results import (
     Measurements,
     kept_pictures,
@@ -182,7 +182,7 @@ def _baselines(kept: Measurements, bases: Mapping[str, ConfigDict]) -> Measureme
 
 def _report(experiment: Experiment, results: Mapping[str, Any], root: pathlib.Path) -> None:
     """The figure and the tables from numbers as they are written, so that anyone can make them again."""
-    plot = load_module(experiment.folder / 'plot.py')
+    plot = module_of(experiment.folder / 'plot.py')
     write_figure(experiment, plot.figure(results['studies']))
     pictures = kept_pictures(experiment, plot, results['studies'], root)
     write_readme(experiment, '\n\n'.join(filter(None, [*tables(results), pictures, results['made']])))
@@ -287,9 +287,9 @@ def _made(folder: pathlib.Path) -> Measurements:
 
 
 def _table(report: str, found: Comparison) -> str:
-    """The table of `attnlab compare`, under its head and its sentence, and below what its intervals leave out."""
+    """The table of `attnlab compare`, under its head and its sentence, above what intervals and rates leave out."""
     chosen = f'{found.reported}, chosen by {found.metric}' if found.reported else found.metric
     head = f'**{report}**: {chosen}; {found.head}\n\n{found.sentence}'
     columns = study_table(found)
     table = markdown([[each.name for each in columns.columns], *columns.text()])
-    return '\n\n'.join(filter(None, [head, table, found.left_out]))
+    return '\n\n'.join(filter(None, [head, table, found.left_out, found.at_an_end]))

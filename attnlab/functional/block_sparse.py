@@ -38,7 +38,7 @@ class Blocks:
     local: int
 
     def selects_all(self, tokens: int) -> bool:
-        """Whether every block of so many tokens is selected, so that the branch is full attention."""
+        """Whether every block of `tokens` tokens is selected, so that the branch is full attention."""
         return self.count * self.size >= tokens
 
     def ends(self, offsets: Int[Array, 'b t']) -> tuple[Bool[Array, 'b t'], Int[Array, 'b t']]:

@@ -11,22 +11,22 @@ that it divides, if it divides the query heads.
 """
 
 import contextlib
-import contextvars
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as Spec
 from jaxtyping import Array, Float, Int
 
 import pallas_kernels
 from attnlab.functional import sequence
 from attnlab.functional.sequence import SEQUENCE
+from pallas_kernels.ledger import Ledger
 
 EXPERT = 'expert'
 """Mesh axis that experts are divided over."""
@@ -75,23 +75,17 @@ class Undivided(NamedTuple):
         return f'{self.core}: {WORDS[self.letter]} {self.size} over {over}'
 
 
-_LEDGERS: contextvars.ContextVar[tuple[list[Undivided], ...]] = contextvars.ContextVar('undivided', default=())
+_UNDIVIDED = Ledger[Undivided]('undivided')
 
 
-@contextlib.contextmanager
-def undivided() -> Iterator[list[Undivided]]:
+def undivided() -> contextlib.AbstractContextManager[list[Undivided]]:
     """Collects the undivided dimensions of all core calls traced inside the `with` block, in this thread."""
-    found: list[Undivided] = []
-    token = _LEDGERS.set((*_LEDGERS.get(), found))
-    try:
-        yield found
-    finally:
-        _LEDGERS.reset(token)
+    return _UNDIVIDED.collecting()
 
 
-def on(mesh: Mesh | None, function: Callable[..., Any]) -> Callable[..., Any]:
+def on(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `function` with its cores dividing their work over `mesh`, for compilation on its devices."""
-    if mesh is None or mesh.size == 1:
+    if mesh.size == 1:
         return function
 
     @functools.wraps(function)
@@ -100,13 +94,6 @@ def on(mesh: Mesh | None, function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return traced
-
-
-def mesh_of(arrays: Any) -> Mesh | None:
-    """The mesh of a tree's arrays; `None` where there is none."""
-    shardings = [leaf.sharding for leaf in jax.tree.leaves(arrays) if isinstance(leaf, jax.Array)]
-    meshes = [sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)]
-    return meshes[0] if meshes and isinstance(meshes[0], Mesh) else None
 
 
 class Division:
@@ -132,7 +119,7 @@ class Division:
                     self.axes[letter] += (axis,)
                     self.parts[letter] *= devices
             if left:
-                _record(Undivided(core, letter, size, tuple(left)))
+                _UNDIVIDED.record(Undivided(core, letter, size, tuple(left)))
 
     def spec(self, letters: str, shape: tuple[int, ...] = ()) -> Spec:
         """The mesh axes of every dimension of an array; dimensions of size 1 are broadcast, hence replicated."""
@@ -225,11 +212,6 @@ def parts(letter: str, size: int) -> int:
     mesh = devices()
     count = math.prod(mesh.get(axis, 1) for axis in AXES[letter])
     return 1 if size % count else count
-
-
-def _record(entry: Undivided) -> None:
-    for found in _LEDGERS.get():
-        found.append(entry)
 
 
 linear_scan = _on_mesh(

@@ -27,7 +27,7 @@ import pallas_kernels
 from pallas_kernels import Part, WeightMap
 
 UNROLLED = 4
-"""Rings of at most so many devices are unrolled, which saves the last turn of keys that nobody reads any more."""
+"""Rings of at most this many devices are unrolled, which saves the last turn of keys that nobody reads any more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -422,7 +422,7 @@ def _next_keys(rule: Rule, floats: Floats, every: Known | None, keys: Keys, dist
 
 
 def _gathered_keys(rule: Rule, floats: Floats, every: Known | None, distance: Any) -> Keys:
-    """Of all keys those of the device so far before this one."""
+    """The keys, of all that are held, of the device `distance` before this one."""
     assert every is not None
     device = _device(rule, distance)
     return jax.tree.map(lambda x: _at(x, device), Keys(floats.k, floats.v, None, every))

@@ -10,10 +10,9 @@ around in a ring, or gathers them.
 """
 
 import contextlib
-import contextvars
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +23,7 @@ import pallas_kernels
 from attnlab.errors import UserError
 from attnlab.functional import ring
 from pallas_kernels import Softmax, WeightMap
+from pallas_kernels.ledger import Ledger
 
 SEQUENCE = 'sequence'
 """The mesh axis."""
@@ -49,23 +49,12 @@ class TimeDivision(NamedTuple):
         return f'{self.core}: {self.how} ({self.reason})'
 
 
-_LEDGERS: contextvars.ContextVar[tuple[list[TimeDivision], ...]] = contextvars.ContextVar('choices', default=())
+_CHOICES = Ledger[TimeDivision]('choices')
 
 
-@contextlib.contextmanager
-def choices() -> Iterator[list[TimeDivision]]:
+def choices() -> contextlib.AbstractContextManager[list[TimeDivision]]:
     """Collects a `TimeDivision` for every call of attention or a long convolution over divided time, in this thread."""
-    found: list[TimeDivision] = []
-    token = _LEDGERS.set((*_LEDGERS.get(), found))
-    try:
-        yield found
-    finally:
-        _LEDGERS.reset(token)
-
-
-def _record(choice: TimeDivision) -> None:
-    for found in _LEDGERS.get():
-        found.append(choice)
+    return _CHOICES.collecting()
 
 
 def divided() -> bool:
@@ -103,10 +92,14 @@ def long_conv(x: Array, kernel: Array, *, segments: Array | None = None, **optio
         run = functools.partial(run, segments=jax.lax.all_gather(segments, SEQUENCE, axis=1, tiled=True))
     own, rest = divmod(channels, count)
     if rest:
-        _record(TimeDivision('long_conv', 'tokens of all devices, gathered', f'{channels} channels over {count}'))
+        _CHOICES.record(
+            TimeDivision('long_conv', 'tokens of all devices, gathered', f'{channels} channels over {count}')
+        )
         y = run(jax.lax.all_gather(x, SEQUENCE, axis=1, tiled=True), kernel)
         return jax.lax.dynamic_slice_in_dim(y, jax.lax.axis_index(SEQUENCE) * t, t, axis=1)
-    _record(TimeDivision('long_conv', 'whole rows of some channels in exchange for tokens', f'{own} channels a device'))
+    _CHOICES.record(
+        TimeDivision('long_conv', 'whole rows of some channels in exchange for tokens', f'{own} channels a device')
+    )
     kernel = jax.lax.dynamic_slice_in_dim(kernel, jax.lax.axis_index(SEQUENCE) * own, own, axis=1)
     y = run(jax.lax.all_to_all(x, SEQUENCE, split_axis=2, concat_axis=1, tiled=True), kernel)
     return jax.lax.all_to_all(y, SEQUENCE, split_axis=1, concat_axis=2, tiled=True)
@@ -283,11 +276,11 @@ def attention(
     reached = count if window is None else min(count, 1 - (1 - window) // t)
     obstacle = _no_ring(t, weights, causal, window, segments, bias, implementation)
     if reached < count:
-        _record(
+        _CHOICES.record(
             TimeDivision('attention', f'keys and values of the {reached - 1} devices before', f'a window of {window}')
         )
     elif obstacle is not None:
-        _record(TimeDivision('attention', 'keys and values of all devices, gathered', obstacle))
+        _CHOICES.record(TimeDivision('attention', 'keys and values of all devices, gathered', obstacle))
     else:
         held, own = count * (_bytes(k) + _bytes(v)), _bytes(q) + _bytes(v) * q.shape[2] // v.shape[2]
         gathers = held < own and log_forget is None
@@ -295,7 +288,9 @@ def attention(
         reason = f'weights over some of the keys combine: {type(weights).__name__}'
         if gathers:
             reason = f'{held:,} bytes, own queries and outputs {own:,}'
-        _record(TimeDivision('attention', how + (', causal work dealt out in zig-zag' if causal else ''), reason))
+        _CHOICES.record(
+            TimeDivision('attention', how + (', causal work dealt out in zig-zag' if causal else ''), reason)
+        )
         segments = segments[0] if isinstance(segments, tuple) else segments
         return _around(
             ring.Rule(SEQUENCE, weights, scale, causal, implementation, gathers),

@@ -16,7 +16,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.functional import cores
 from attnlab.functional.constrained import Choice, Drawn, NothingAllowed
 from attnlab.functional.sampling import UNRESTRICTED, Sampling
 from attnlab.models.predictor import Predictor
@@ -36,10 +35,9 @@ class Reader:
             raise UserError('this model does not read tokens one by one, so it cannot generate')
         self._model = model
         self._graphdef, self._variables = nnx.split(model)
-        mesh = cores.mesh_of(self._variables)
         read = functools.partial(_read, self._graphdef)
-        self._read = jit(cores.on(mesh, read))
-        self._step = jit(cores.on(mesh, jax.vmap(read, in_axes=(None, 0, 0, 0))))
+        self._read = jit(read)
+        self._step = jit(jax.vmap(read, in_axes=(None, 0, 0, 0)))
 
     def start(self, capacity: int) -> State:
         """The state of one stream before its first token."""

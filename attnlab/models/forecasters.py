@@ -119,7 +119,7 @@ class WindowModel(Module):
         return jnp.concatenate([window, observed, known], axis=2), level, scale
 
     def reads(self, rows: int) -> bool:
-        """Whether a look-back may have so many rows."""
+        """Whether a look-back may have `rows` rows."""
         return rows == self.lookback
 
     def with_horizon(self, vectors: Vectors, tokens: Features) -> Wider:
@@ -287,7 +287,7 @@ class StackForecaster(WindowModel):
         return self.embedding(window, self.dtype)
 
     def vectors(self, window: Features, ctx: Context) -> Vectors:
-        """Those of the stack's output."""
+        """The vectors of the stack's output."""
         x, _ = self.stack(self.tokens(window), self.layout(ctx), None)
         return self.read(self.norm(x), window)
 
@@ -339,7 +339,7 @@ class SegmentForecaster(StackForecaster):
 
     @property
     def width(self) -> int:
-        """That of a token."""
+        """The width of a token."""
         return self.dim
 
     @property

@@ -12,7 +12,6 @@ from jaxtyping import Array, Float, Int
 
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.functional import cores
 from attnlab.functional.sampling import Sampling
 from attnlab.models.predictor import Predictor
 from attnlab.models.thoughts import check_thinks, thought
@@ -37,8 +36,8 @@ def generate(
     The prompt is read in one pass; each token then costs one step of every mixer. Before the first there are as many
     `thoughts`, mixtures of what might be said (`attnlab.models.thoughts`), which are read and not said.
     Temperature 0 takes the most likely token; `Sampling` says what the others restrict. The tokens are a pure function
-    of the arguments. `jit` compiles the steps; use that of a run's `Precision`. Raises `UserError` for a
-    model that cannot generate, and for fewer thoughts than none.
+    of the arguments. `jit` compiles the steps; use that of a run's `Setup`, which knows its precision and its mesh.
+    Raises `UserError` for a model that cannot generate, and for fewer thoughts than none.
     """
     if thoughts < 0:
         raise UserError(f'thoughts is {thoughts}; it must be at least 0')
@@ -48,13 +47,12 @@ def generate(
     tokens = jnp.asarray(prompt, jnp.int32)[None]
     state = model.init_state(1, len(prompt) + thoughts + steps)
     draw = jit(functools.partial(_draw, graphdef, sampling=Sampling(temperature, top_k, top_p, min_p)))
-    mesh = cores.mesh_of(variables)
-    run = jit(cores.on(mesh, functools.partial(advance, graphdef)), donate_argnums=2)
+    run = jit(functools.partial(advance, graphdef), donate_argnums=2)
     key = jax.random.key(seed)
     position = 0
     if thoughts:
         check_thinks(model)
-        think = jit(cores.on(mesh, functools.partial(_thought, graphdef)), donate_argnums=2)
+        think = jit(functools.partial(_thought, graphdef), donate_argnums=2)
     for index in range(steps):
         hidden, state = run(variables, tokens, state, jnp.int32(position))
         position += tokens.shape[1]

@@ -70,7 +70,7 @@ class Separator(Module):
         return self.vocab
 
     def frames(self, samples: int) -> int:
-        """Of how many frames a mixture of so many samples is."""
+        """The number of frames of a mixture of `samples` samples."""
         return -(-samples // self.hop) + 1
 
     def layout(self, ctx: Context) -> Context:

@@ -99,7 +99,7 @@ class TwoRates(Module):
         raise UserError(NO_STREAM)
 
     def _contexts(self, ctx: Context) -> tuple[Context, Context]:
-        """Those of windows, as rows, and of summaries."""
+        """The contexts of windows, as rows, and of summaries."""
         rows, length = ctx.positions.shape
         count = -(-length // self.window)
         segments = ctx.segments

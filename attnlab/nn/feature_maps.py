@@ -348,7 +348,7 @@ class UnitTaylor(Module):
         return Taylor().apply(self._unit(k)).astype(k.dtype)
 
     def _unit(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h k']:
-        """Of length one, times what Taylor divides by, in float32 or better."""
+        """Vectors of length one, times what Taylor divides by, in float32 or better."""
         return x.shape[-1] ** 0.25 * UnitNorm(self.eps).wide(x)
 
 

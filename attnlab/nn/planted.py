@@ -74,7 +74,7 @@ class PlantedExperts:
         return x, y.astype(np.float32), chosen
 
     def losses(self, x: Float[np.ndarray, 'n 2'], y: Float[np.ndarray, ' n']) -> Float[np.ndarray, ' n']:
-        """`-log p(y | x)`, in nats: no model of the mixture has less in the mean."""
+        """`-log p(y | x)`, in nats: no model of the mixture has less on average."""
         maps = self.maps()
         apart = (y[:, None] - x @ maps[:, :2].T - maps[:, 2]) / self.noise
         logarithms = np.log(self.shares(x)) - np.square(apart) / 2 - math.log(self.noise * math.sqrt(2 * math.pi))

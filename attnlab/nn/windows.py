@@ -35,11 +35,11 @@ class Covariates:
 
     @property
     def count(self) -> int:
-        """Of all."""
+        """The number of all these columns."""
         return self.observed + self.known
 
     def rows(self, horizon: int) -> int:
-        """Of the horizon in a window."""
+        """How many rows of the horizon a window has."""
         return horizon if self.known else 0
 
     def read_ahead(self, horizon: int) -> int:
@@ -112,7 +112,7 @@ class Basis(Protocol):
     """Orthogonal directions of windows."""
 
     def rows(self, steps: int) -> Float[np.ndarray, 'n n']:
-        """Those of windows of so many steps, a row each."""
+        """The directions of windows of `steps` steps, a row each."""
 
 
 def level_and_scale(norm: WindowNorm | None, window: Any) -> tuple[Any, Any]:

@@ -56,7 +56,7 @@ class Allocation:
 
     Attributes:
       formats: to choose from.
-      bits: that a number of linear maps may take in the mean, scales included.
+      bits: that a number of linear maps may take on average, scales included.
       rows: of training, that slopes are measured on.
       inputs: as of `Quantization`.
       state: as of `Quantization`.

@@ -31,7 +31,7 @@ SAME = 1e-4
 @checked_fields
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """A `Quantization` that is yet to be found: of every map of every layer the range of what it reads.
+    """A `Quantization` that is yet to be found: input ranges are measured on training rows, one for each linear map.
 
     What a norm gives is read by maps alone in most blocks. Then each of its channels is given the width of their mean,
     by factors and, where the norm and the maps have biases, shifts that move into the norm and the maps behind it,
@@ -40,8 +40,8 @@ class Calibration:
 
     so that the model computes what it did and one scale and zero point serve as one of each channel would have. With
     scales s and zero points z of channels and S, Z for all, `r = s / S` and `b = S (Z - z)`; without biases s is by the
-    largest size of a channel, and b is zero. Li et al. 2023, https://arxiv.org/abs/2212.08254, who round `Z` not and
-    add biases where there are none.
+    largest size of a channel, and b is zero. Li et al. 2023, https://arxiv.org/abs/2212.08254. They do not round `Z`,
+    and they add biases where a layer has none.
 
     Attributes:
       bits: of inputs.

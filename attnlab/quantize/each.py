@@ -94,6 +94,6 @@ def _made_of(
 
 
 def _newest_step(workdir: pathlib.Path) -> int | None:
-    """Of the checkpoints of a run."""
+    """The newest step that a run has a checkpoint of; `None`: it has none."""
     with contextlib.closing(Checkpoints(workdir / 'checkpoints', notify=lambda line: None)) as checkpoints:
         return max(checkpoints.steps(), default=None)

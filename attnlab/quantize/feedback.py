@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -19,9 +19,9 @@ from attnlab.nn.projections import Linear, check_plain
 from attnlab.quantize.formats import Elementwise, Format, Stored
 from attnlab.quantize.layers import QuantizedLinear, linear_maps, named_maps, replace_maps
 from attnlab.quantize.packing import packed
+from attnlab.quantize.told import tell
 from attnlab.runs.loading import Loaded
 from attnlab.signature import checked_fields
-from attnlab.tasks.task import Batch
 from attnlab.train.rows import rows_of
 from attnlab.train.state import joined, split
 
@@ -165,27 +165,6 @@ def watched(model: Any) -> list[Watched]:
     return replace_maps(model, lambda index, linear: Watched(linear))
 
 
-def second_moments(
-    model: Any, function: Callable[[Any, Any], Array], batches: Sequence[Any], jit: Callable[..., Any] = jax.jit
-) -> None:
-    """Sets the moments of all `Watched` maps of a model to `sum x x^T` over what they read in `function(model, batch)`.
-
-    `function` returns one number that depends on what is to be counted, such as a loss. Sums over batches are in
-    float64.
-    """
-    graphdef, moments, rest = nnx.split(model, Moments, ...)  # type: ignore[misc]
-    zeros = jax.tree.map(jnp.zeros_like, moments)
-
-    @jit
-    def of(zeros: nnx.State, rest: nnx.State, batch: Any) -> nnx.State:
-        return jax.grad(lambda moments: function(nnx.merge(graphdef, moments, rest), batch))(zeros)
-
-    total = jax.tree.map(lambda leaf: np.zeros(leaf.shape), zeros)
-    for batch in batches:
-        total = jax.tree.map(lambda one, other: one + np.asarray(other, np.float64), total, of(zeros, rest, batch))
-    nnx.update(model, jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), total))
-
-
 def calibrated(loaded: Loaded, changed: Loaded, format: Format, how: Feedback) -> Loaded:
     """A quantized run with weights rounded by error feedback, on the inputs that its maps have in training rows.
 
@@ -207,10 +186,6 @@ def calibrated(loaded: Loaded, changed: Loaded, format: Format, how: Feedback) -
         )
     setup = loaded.setup
     batches = rows_of(setup, 'train', how.rows)
-
-    def loss(model: Any, batch: Batch) -> Array:
-        return setup.task.measure(model, batch, None)['loss'].total
-
     model, made = loaded.model(), changed.model()
     maps = watched(model)
     each = {id(linear): linear for _, _, linear in linear_maps(made)}.values()
@@ -219,7 +194,7 @@ def calibrated(loaded: Loaded, changed: Loaded, format: Format, how: Feedback) -
     periods = max((map_.weight[...].shape[0] for map_ in maps if map_.weight[...].ndim > 2), default=1)
     blocks = [_block(name) for name in named_maps(model)]
     for turn in range(periods if periods > 1 else 1 + max(blocks, default=0)):
-        second_moments(model, loss, batches, setup.jit)
+        tell(setup, model, Moments, batches)
         for map_, block, stored in zip(maps, blocks, found, strict=True):
             weight, hessian = np.array(map_.weight[...]), np.asarray(map_.moments[...])
             # What is not stacked over layers has its turn with the first.

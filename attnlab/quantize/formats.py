@@ -153,7 +153,7 @@ class Uniform(Elementwise):
       scope: what shares a scale.
       scales: the type of stored scales; codes are taken with the scale as stored.
 
-    Raises `UserError` for bits, a scope or a type that there is not.
+    Raises `UserError` for an unknown number of bits, scope or type.
     """
 
     bits: int
@@ -248,7 +248,7 @@ class Logarithmic(Format):
     octaves: float | None = 1.0
 
     def __post_init__(self) -> None:
-        """Raises `UserError` for bits, a scope or a step that there is not."""
+        """Raises `UserError` for an unknown number of bits, scope or step."""
         _check(type(self).__name__, self.bits, self.scope)
         if self.octaves is not None and not 0 < self.octaves < 16:
             raise UserError(f'octaves of Logarithmic is {self.octaves}; it must be above 0 and below 16, or None')
@@ -312,7 +312,7 @@ class Element(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """Of a number."""
+        """The bits of a number."""
         return 1 + self.exponent + self.mantissa
 
     @property
@@ -381,7 +381,7 @@ class Floating(Elementwise):
     scales: str = 'float32'
 
     def __post_init__(self) -> None:
-        """Raises `UserError` for an element, a scope or a type that there is not."""
+        """Raises `UserError` for an unknown element, scope or type."""
         _check(type(self).__name__, _element(self.element, 'Floating').bits, self.scope, self.scales)
 
     @property
@@ -455,7 +455,7 @@ class Microscaling(Elementwise):
     scope: int | str = 32
 
     def __post_init__(self) -> None:
-        """Raises `UserError` for an element or a scope that there is not."""
+        """Raises `UserError` for an unknown element or scope."""
         _check(type(self).__name__, _element(self.element, 'Microscaling').bits, self.scope)
 
     @property
@@ -568,7 +568,7 @@ class Fixed:
     zero: int
 
     def __post_init__(self) -> None:
-        """Raises `UserError` for bits, a scale or a zero point that there is not."""
+        """Raises `UserError` for an unknown number of bits, scale or zero point."""
         _check(type(self).__name__, self.bits, 'row')
         if not (0 < self.scale < math.inf and 0 <= self.zero < 2**self.bits):
             raise UserError(
@@ -604,7 +604,7 @@ class FixedFloating:
     scale: float
 
     def __post_init__(self) -> None:
-        """Raises `UserError` for an element or a scale that there is not."""
+        """Raises `UserError` for an unknown element or scale."""
         _element(self.element, type(self).__name__)
         if not 0 < self.scale < math.inf:
             raise UserError(f'FixedFloating has a scale of {self.scale}; it must be above 0')
@@ -730,7 +730,7 @@ CALLED = (
 def format_called(text: str) -> Rounding:
     """The format of a name, such as `int4`, `int4@32` or `e4m3@tensor`; the scope is a row unless given.
 
-    Raises `UserError` for a name or a scope that there is not.
+    Raises `UserError` for an unknown name or scope.
     """
     name, at, given = text.partition('@')
     if at and not (given in ('tensor', 'row') or (given.isdecimal() and int(given) > 0)):

@@ -50,7 +50,7 @@ class Quartet:
         dx = 16/9 S(dy H') S(Q(W H) H') H^T,  dW likewise,  E S(u) = 3/4 u,
 
     `H'` with signs drawn anew and S rounded at random, by a key of every map of every layer that follows from seed and
-    step (`attnlab.train.redraw`): gradients are those of exact products in the mean, and the same every time. Parts of
+    step (`attnlab.train.redraw`): gradients are those of exact products on average, and the same every time. Parts of
     an accumulated batch, and several uses of one map, share a step's draw; in the first step all maps have the same
     key. Castro et al. 2025, https://arxiv.org/abs/2505.14669.
 

@@ -38,7 +38,7 @@ class Sizes:
     Attributes:
       numbers: parameters and buffers before.
       quantized: how many of them have few bits.
-      bits: of each of these in the mean, scales included; of 32 where none has few bits.
+      bits: of each of these on average, scales included; of 32 where none has few bits.
       before: bytes of parameters and buffers before.
       after: the same after.
     """

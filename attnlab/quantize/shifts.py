@@ -54,7 +54,7 @@ class ShiftCalibration:
     state: StateFormat | None = None
 
     def __post_init__(self) -> None:
-        """Raises `UserError` for an element that there is not, and without rows."""
+        """Raises `UserError` for an unknown element, and without rows."""
         FixedFloating(self.element, 1.0)
         check_rows(self)
 
@@ -86,7 +86,7 @@ class ShiftCalibration:
         maps = replace_maps(model, lambda index, map_: _Tried(map_, self.element, scales[index]))
         tell(moved.setup, model, _Errors, batches)
         return {
-            name: np.asarray(map_.errors[...]).reshape(-1, len(TRIED) + 1).sum(axis=0)[:-1]
+            name: np.asarray(map_.errors[...], np.float64).reshape(-1, len(TRIED) + 1).sum(axis=0)[:-1]
             for name, map_ in zip(widest, maps, strict=True)
         }
 

@@ -302,7 +302,7 @@ StateFormat = Format | KIVI
 def state_called(text: str) -> StateFormat:
     """The format of a name: `kivi2` or `kivi4@64`, groups of 64; or as `storage_called` has them, such as `int8`.
 
-    Raises `UserError` for a name that there is not, and for a format that is not stable.
+    Raises `UserError` for an unknown name, and for a format that is not stable.
     """
     if (found := re.fullmatch(r'kivi(\d+)(?:@(\d+))?', text)) is not None:
         group = int(found[2]) if found[2] else 32

@@ -16,7 +16,7 @@ from attnlab.train.setup import Setup
 def tell(setup: Setup, model: Any, kind: type[nnx.Variable], batches: Iterable[Batch]) -> None:
     """Sets the variables of a kind, zeros, to what layers tell of batches in them (`attnlab.functional.measured`).
 
-    Sums over batches are in float64.
+    Sums over batches are in float64, and are rounded once to the types of the variables.
     """
     graphdef, told, rest = nnx.split(model, kind, ...)  # type: ignore[misc]
 
@@ -31,4 +31,4 @@ def tell(setup: Setup, model: Any, kind: type[nnx.Variable], batches: Iterable[B
     total = jax.tree.map(lambda leaf: np.zeros(leaf.shape), told)
     for batch in batches:
         total = jax.tree.map(lambda one, other: one + np.asarray(other, np.float64), total, of(zeros, rest, batch))
-    nnx.update(model, total)
+    nnx.update(model, jax.tree.map(lambda zero, sums: jnp.asarray(sums, zero.dtype), zeros, total))

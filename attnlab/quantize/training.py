@@ -219,7 +219,7 @@ def packed_bytes(config: ConfigDict) -> int:
 def rounding_called(text: str) -> Rounded | Quartet:
     """What `rounding=` of a config stands for: `int4`, `learned4`, `mxe2m1+mxe2m1` (weights, then inputs), `quartet`.
 
-    Of the two one may be empty, `+affine8`. Raises `UserError` for a format that there is not.
+    Of the two one may be empty, `+affine8`. Raises `UserError` for an unknown format.
     """
     if text == 'quartet':
         return Quartet()

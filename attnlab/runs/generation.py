@@ -9,7 +9,7 @@ import numpy as np
 
 from attnlab.data.text.grammar import Derivable, Grammar
 from attnlab.data.text.pattern import Matching, Pattern
-from attnlab.data.text.tokenizers import StreamDecoder, Tokenizer, load_tokenizer
+from attnlab.data.text.tokenizers import StreamDecoder, Tokenizer, encode_prompt, load_tokenizer
 from attnlab.errors import UserError
 from attnlab.functional.constrained import Choice, Drawn
 from attnlab.functional.sampling import Sampling
@@ -39,7 +39,7 @@ class Writer:
         return cls(loaded, load_tokenizer(workdir / TOKENIZER), tokens)
 
     def sampled(self, prompt: str, sampling: Sampling, seed: int, thoughts: int = 0) -> Iterator[str]:
-        """The continuation of a prompt, one token after the other, after so many continuous thoughts."""
+        """The continuation of a prompt, one token after the other, after `thoughts` continuous thoughts."""
         ids, restricted = self._ids(prompt), dataclasses.asdict(sampling)
         restricted |= {'thoughts': thoughts}
         drawn = generate(self.loaded.model(), ids, self.tokens, **restricted, seed=seed, jit=self._jit)
@@ -125,17 +125,10 @@ class Writer:
 
     @property
     def _jit(self) -> Any:
-        return self.loaded.setup.precision.jit
+        return self.loaded.setup.jit
 
     def _ids(self, prompt: str) -> np.ndarray:
-        try:
-            encoded = prompt.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(f'the prompt is not UTF-8: {prompt!r}; give it in the encoding of the terminal') from error
-        if not prompt:
-            raise UserError('the prompt is empty; give at least one character')
-        (ids,) = self.tokenizer.encode([encoded])
-        return ids
+        return encode_prompt(self.tokenizer, prompt)
 
     def _text(self, pieces: Iterable[Sequence[int]]) -> Iterator[str]:
         """Text, in pieces of whole characters."""

@@ -39,7 +39,7 @@ class Record:
 
     @property
     def name(self) -> str:
-        """That of the directory."""
+        """The name of the directory."""
         return self.folder.absolute().name
 
     @property

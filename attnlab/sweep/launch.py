@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 
 from attnlab import files
-from attnlab.errors import UserError
+from attnlab.errors import UserError, optional
 from attnlab.sweep.status import describe, live_status, statuses, summary
 from attnlab.sweep.study import Study
 
@@ -222,10 +222,7 @@ def submit(
     folder: pathlib.Path, arguments: Sequence[str], workers: int, cluster: str, options: dict[str, Any]
 ) -> list[Any]:
     """Submits an array of workers; returns submitit's jobs. `cluster` is 'slurm', or 'local' to try it out."""
-    try:
-        import submitit
-    except ImportError as error:
-        raise UserError('--launcher=submitit needs submitit: pip install "attnlab[sweep]"') from error
+    submitit = optional('submitit', '--launcher=submitit')
     try:
         executor = submitit.AutoExecutor(folder=folder / 'jobs', cluster=cluster)
         executor.update_parameters(**{'name': f'attnlab-{folder.name}', **options})

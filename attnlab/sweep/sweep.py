@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 from ml_collections.config_flags import config_path
 
-from attnlab.config import build, flatten, from_plain, plain, spec
+from attnlab.config import build, check_keys, flatten, from_plain, plain, spec
 from attnlab.errors import UserError, nearest
 from attnlab.evals.measured import goal_of
 from attnlab.signature import check_type
@@ -165,9 +165,7 @@ def rates_config(
 
 def read(config: ConfigDict) -> Sweep:
     """Builds a sweep's config. Raises `UserError` naming the key that is missing, unknown or wrong."""
-    if set(config) - OPTIONAL != set(KEYS):
-        lacks, unknown = sorted(set(KEYS) - set(config)), sorted(set(config) - set(KEYS) - OPTIONAL)
-        raise UserError(f'a sweep config lacks {lacks} and has the unknown {unknown}')
+    check_keys(config, KEYS, OPTIONAL, 'a sweep config')
     built = {name: build(config[name], f'config.{name}') for name in config if name != 'base'}
     space, seeds, sampler = built['space'], built['seeds'], built['sampler']
     for name, kind in PARTS.items():

@@ -55,7 +55,7 @@ class ManyClasses:
         return 'test'
 
     def source(self, split: str, length: int, tokens: int | None = None) -> ZipfRows:
-        """The examples of a split; with `tokens`, the first so many."""
+        """The first `tokens` examples of a split; `None`: all."""
         if length != 1:
             raise UserError(f'config.length is {length}; a point is 1 token')
         count = ENDLESS if split == 'train' else self.held_out

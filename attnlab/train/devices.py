@@ -64,11 +64,11 @@ def start(
     except (RuntimeError, AssertionError) as error:
         raise UserError(
             f'JAX finds no device for --platform={platform} ({_first_line(error)}); it must be one that is here and '
-            f'whose support is installed{EXTRAS.get(platform or "", "")}, or be left out'
+            f'whose support is installed{SUPPORT.get(platform or "", "")}, or be left out'
         ) from error
 
 
-EXTRAS = {
+SUPPORT = {
     name: f': pip install "attnlab[{extra}]"' for name, extra in (('cuda', 'gpu'), ('gpu', 'gpu'), ('tpu', 'tpu'))
 }
 """What installs the support of a platform."""

@@ -43,7 +43,7 @@ def fit_to_weights(model: Any) -> None:
                 stack.level(part)
 
 
-def begun(setup: Setup, state: TrainState) -> TrainState:
+def fitted_state(setup: Setup, state: TrainState) -> TrainState:
     """Returns the state before the first step with all that is fitted: to the weights, and to rows of training."""
     return fitted(setup, of_weights(setup, state))
 

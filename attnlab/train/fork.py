@@ -12,7 +12,7 @@ from attnlab import config as configs
 from attnlab import files
 from attnlab.config import build
 from attnlab.errors import UserError
-from attnlab.train.run import begun, differences, saved_config
+from attnlab.train.run import differences, has_begun, saved_config
 from attnlab.train.schedule import in_steps
 
 READ_BY = ('batch_size', 'length', 'seed', 'task')
@@ -89,7 +89,7 @@ def forked_config(run: pathlib.Path, workdir: pathlib.Path | None = None) -> Con
     """
     path = run / 'config.json'
     if not path.exists():
-        if workdir is not None and begun(workdir):
+        if workdir is not None and has_begun(workdir):
             return saved_config(workdir)
         raise UserError(f'--from is {run}, which is not a run: it holds no config.json')
     config = configs.load(path)

@@ -28,17 +28,17 @@ def launch(
     console: Console,
     data_workers: int = 0,
     other_data: bool = False,
-    begin: Fork | None = None,
+    fork: Fork | None = None,
     profile: Profile | None = None,
 ) -> int:
     """Trains the config in its work directory; returns the exit status: 0, or `STOPPED` where it was asked to stop.
 
-    A new work directory starts from the fork `begin`, if given; one that has begun needs none. Errors in the config are
-    found before the work directory is touched.
+    A new work directory starts from `fork`, if given; one that has begun needs none. Errors in the config are found
+    before the work directory is touched.
     """
-    began = time.perf_counter()
-    _check_trainable(config, workdir, begin)
-    setup = prepare(config).restored(workdir if begin is None else begin.run)
+    started = time.perf_counter()
+    _check_trainable(config, workdir, fork)
+    setup = prepare(config).restored(workdir if fork is None else fork.run)
     setup.check()
     setup.load_data()
     facts = measured(setup)
@@ -47,9 +47,9 @@ def launch(
             console.print(line)
         for line in setup.undivided():
             console.print(f'whole on every device: {line}')
-        console.print(_headline(setup, facts, workdir, time.perf_counter() - began))
-        if begin is not None:
-            console.print(str(begin))
+        console.print(_headline(setup, facts, workdir, time.perf_counter() - started))
+        if fork is not None:
+            console.print(str(fork))
     outcome = train(
         setup,
         config,
@@ -58,7 +58,7 @@ def launch(
         console=console,
         data_workers=data_workers,
         other_data=other_data,
-        begin=begin,
+        fork=fork,
         profile=profile,
     )
     if jax.process_index() == 0 and outcome == loop.FINISHED:
@@ -75,7 +75,7 @@ def train(
     console: Console,
     data_workers: int = 0,
     other_data: bool = False,
-    begin: Fork | None = None,
+    fork: Fork | None = None,
     profile: Profile | None = None,
     watch: loop.Watch = loop.unwatched,
 ) -> str:
@@ -84,23 +84,23 @@ def train(
     Raises `UserError` where the directory belongs to another config or process or holds a run that was made of others,
     the data have changed, or steps to be traced were taken before.
     """
-    _check_trainable(config, workdir, begin)
+    _check_trainable(config, workdir, fork)
     run.check_claim(workdir, config)
-    if setup.start is not None and begin is None and not run.begun(workdir):
+    if setup.start is not None and fork is None and not run.has_begun(workdir):
         setup.start.check(setup.abstract)
     with run.held(workdir):
         if profile is not None:
-            begun = 0 if begin is None else begin.step
-            profile.check(max(begun, run.newest_checkpoint(workdir)), setup.steps)
-        if begin is not None:
-            run.check_data(begin.run, facts['data'], other=other_data)
+            start = 0 if fork is None else fork.step
+            profile.check(max(start, run.newest_checkpoint(workdir)), setup.steps)
+        if fork is not None:
+            run.check_data(fork.run, facts['data'], other=other_data)
         run.claim(workdir, config)
         run.check_data(workdir, facts['data'], other=other_data)
-        setup, beginning = _beginning(setup, workdir, begin)
+        setup, provenance = _with_provenance(setup, workdir, fork)
         if jax.process_index() == 0:
-            if begin is not None:
-                begin.copy_into(workdir)
-            facts = {**facts, **beginning}
+            if fork is not None:
+                fork.copy_into(workdir)
+            facts = {**facts, **provenance}
             facts = facts if profile is None else {**facts, 'profile': str(profile)}
             run.record(workdir, {**facts, 'other_data': other_data})
             setup.task.save(workdir)
@@ -116,28 +116,28 @@ def train(
     return outcome
 
 
-def _beginning(setup: Setup, workdir: pathlib.Path, begin: Fork | None) -> tuple[Setup, dict[str, Any]]:
+def _with_provenance(setup: Setup, workdir: pathlib.Path, fork: Fork | None) -> tuple[Setup, dict[str, Any]]:
     """The setup, its start at the step that is read, and what is recorded of what the run begins with.
 
     Once a run has begun, that is what its first start recorded, whatever the other run is by now.
     """
-    if begin is not None:
-        return setup, {'from': begin.describe()}
+    if fork is not None:
+        return setup, {'from': fork.describe()}
     first = next(iter(run.starts(workdir)), {})
     before: dict[str, Any] = {name: first[name] for name in ('from', 'start') if name in first}
-    if setup.start is None or run.begun(workdir):
+    if setup.start is None or run.has_begun(workdir):
         return setup, before
     start = setup.start.settled(before['start']['step'] if 'start' in before else None)
     return dataclasses.replace(setup, start=start, shared_with=setup), {'start': start.describe()}
 
 
-def _check_trainable(config: ConfigDict, workdir: pathlib.Path, begin: Fork | None) -> None:
+def _check_trainable(config: ConfigDict, workdir: pathlib.Path, fork: Fork | None) -> None:
     if QUANTIZATION in config:
         raise UserError(
             f'config.{QUANTIZATION} is of a quantized run, which is not trained: train, then attnlab quantize'
         )
     # Configs do not say so of edited and merged runs, which have no state of the optimiser either.
-    for folder in (workdir,) if begin is None else (workdir, begin.run):
+    for folder in (workdir,) if fork is None else (workdir, fork.run):
         if made := [name for start in run.starts(folder)[-1:] for name, _ in run.makings(start)]:
             raise UserError(
                 f'{folder} holds a run that was made of others ({", ".join(made)}), which is not trained further; '

@@ -20,7 +20,7 @@ from attnlab.train.average import SUFFIX
 from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.diagnose import first_nonfinite
 from attnlab.train.figures import loss_curve
-from attnlab.train.fit import begun
+from attnlab.train.fit import fitted_state
 from attnlab.train.profile import Profile, Tracer
 from attnlab.train.report import Report, read_lines
 from attnlab.train.setup import Evaluator, Setup
@@ -54,6 +54,31 @@ class Pending:
     metrics: Any
 
 
+@dataclasses.dataclass
+class InFlight:
+    """The step that devices may still compute, and where its metrics are reported."""
+
+    setup: Setup
+    report: Report
+    learning_rate: Callable[[int], Any]
+    step: Pending | None = None
+
+    def settle(self, state: TrainState) -> None:
+        """Reports the metrics of the step, if there is one. Raises NonFinite if they are not finite."""
+        pending, self.step = self.step, None
+        if pending is None:
+            return
+        metrics = jax.device_get(pending.metrics)
+        if not metrics['good']:
+            with self.setup.precision.scope(), jax.set_mesh(self.setup.mesh):
+                culprit = first_nonfinite(self.setup.task, self.setup.graphdef, state, pending.batch)
+            raise NonFinite(
+                f'step {pending.number}: loss {_loss(metrics):.4g}, gradient norm {metrics["grad_norm"]:.4g}; '
+                f'the first that is not finite: {culprit}. The last checkpoint is from before it'
+            )
+        self.report.step(pending.number, _floats(metrics), float(self.learning_rate(pending.number - 1)))
+
+
 def train(
     setup: Setup,
     workdir: pathlib.Path,
@@ -84,7 +109,7 @@ def train(
     )
     with contextlib.closing(checkpoints), _stop_on_signal() as stop:
         restored = checkpoints.resume_latest(setup.abstract)
-        state, carried = restored or (begun(setup, setup.initialize()), {'step': 0, 'sums': {}})
+        state, carried = restored or (fitted_state(setup, setup.initialize()), {'step': 0, 'sums': {}})
         start = carried['step']
         report = Report(
             workdir,
@@ -111,13 +136,25 @@ def train(
                 report.say(f'going on from step {start} of {setup.steps}')
             tracer = Tracer(profile, workdir)
             with tracer.closing():
-                return _steps(setup, workdir, state, start, feed, checkpoints, report, tracer, stop, watch)
+                return _steps(
+                    setup,
+                    workdir,
+                    state,
+                    start=start,
+                    feed=feed,
+                    checkpoints=checkpoints,
+                    report=report,
+                    tracer=tracer,
+                    stop=stop,
+                    watch=watch,
+                )
 
 
 def _steps(
     setup: Setup,
     workdir: pathlib.Path,
     state: TrainState,
+    *,
     start: int,
     feed: Iterator[Any],
     checkpoints: Checkpoints,
@@ -126,21 +163,18 @@ def _steps(
     stop: threading.Event,
     watch: Watch,
 ) -> tuple[str, TrainState]:
-    learning_rate = setup.optimizer.learning_rate(setup.steps)
-    pending: Pending | None = None
+    in_flight = InFlight(setup, report, setup.optimizer.learning_rate(setup.steps))
     for number in range(start + 1, setup.steps + 1):
         if tracer.begins(number):
-            _settle(setup, state, pending, report, learning_rate)
-            pending = None
+            in_flight.settle(state)
             tracer.start()
         batch = setup.place(next(feed))
         with jax.profiler.StepTraceAnnotation('train', step_num=number):
             state, metrics = setup.step(state, batch, np.int32(number))
-        _settle(setup, state, pending, report, learning_rate)
-        pending = Pending(number, batch, metrics)
+        in_flight.settle(state)
+        in_flight.step = Pending(number, batch, metrics)
         if tracer.ends(number):
-            _settle(setup, state, pending, report, learning_rate)
-            pending = None
+            in_flight.settle(state)
             with report.paused():
                 report.say(tracer.stop())
         stopping = _should_stop(stop, number)
@@ -148,8 +182,7 @@ def _steps(
         saving = stopping or number == setup.steps or checkpoints.due(number)
         if not (due or saving):
             continue
-        _settle(setup, state, pending, report, learning_rate)
-        pending = None
+        in_flight.settle(state)
         with report.paused():
             numbers: dict[str, float] = {}
             for evaluator in due:
@@ -164,21 +197,6 @@ def _steps(
             return STOPPED, state
     checkpoints.wait()
     return FINISHED, state
-
-
-def _settle(setup: Setup, state: TrainState, pending: Pending | None, report: Report, learning_rate: Any) -> None:
-    """Fetches the metrics of a dispatched step and reports them. Raises NonFinite if they are not finite."""
-    if pending is None:
-        return
-    metrics = jax.device_get(pending.metrics)
-    if not metrics['good']:
-        with setup.precision.scope(), jax.set_mesh(setup.mesh):
-            culprit = first_nonfinite(setup.task, setup.graphdef, state, pending.batch)
-        raise NonFinite(
-            f'step {pending.number}: loss {_loss(metrics):.4g}, gradient norm {metrics["grad_norm"]:.4g}; '
-            f'the first that is not finite: {culprit}. The last checkpoint is from before it'
-        )
-    report.step(pending.number, _floats(metrics), float(learning_rate(pending.number - 1)))
 
 
 def _evaluate(

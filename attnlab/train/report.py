@@ -19,7 +19,7 @@ from rich.text import Text
 from tensorboardX import SummaryWriter
 
 from attnlab import files
-from attnlab.errors import UserError
+from attnlab.errors import UserError, optional
 from attnlab.metrics import bits
 from attnlab.tables import visible
 from attnlab.train.hardware import hardware
@@ -165,10 +165,7 @@ class Report:
     def _open_wandb(self) -> Any:
         if self.settings.wandb is None:
             return None
-        try:
-            import wandb
-        except ImportError as error:
-            raise UserError('report.wandb is set, but wandb is not installed: pip install "attnlab[wandb]"') from error
+        wandb = optional('wandb', 'report.wandb')
         # Names of folders are not unique in a project: every study has a trial 0000.
         path = self._workdir / WANDB_ID
         files.check_own(self._workdir, (path.name,))

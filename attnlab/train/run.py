@@ -127,7 +127,7 @@ def newest_checkpoint(workdir: pathlib.Path) -> int:
     return max((int(path.name) for path in (workdir / 'checkpoints').glob('*') if path.name.isdecimal()), default=0)
 
 
-def begun(workdir: pathlib.Path) -> bool:
+def has_begun(workdir: pathlib.Path) -> bool:
     """Whether the run has a checkpoint of its own, so that what it began with is not read again."""
     return newest_checkpoint(workdir) > 0 and bool(starts(workdir))
 

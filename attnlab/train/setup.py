@@ -14,7 +14,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from attnlab.config import build
+from attnlab.config import build, check_keys
 from attnlab.errors import UserError
 from attnlab.functional import cores, sequence
 from attnlab.functional.indices import check_indices
@@ -387,9 +387,7 @@ def prepare(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> 
 
     Raises `UserError` naming the key that is missing, unknown or wrong.
     """
-    if set(config) - OPTIONAL != KEYS:
-        unknown = sorted(set(config) - KEYS - OPTIONAL)
-        raise UserError(f'a run config lacks {sorted(KEYS - set(config))} and has the unknown {unknown}')
+    check_keys(config, KEYS, OPTIONAL, 'a run config')
     built = {name: build(value, f'config.{name}') for name, value in config.items()}
     for name in ('steps', 'batch_size', 'accumulate', 'length'):
         if type(built[name]) is not int or built[name] < 1:

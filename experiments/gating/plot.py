@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnlab.compare.axes import styles
-from attnlab.experiment.results import at_best_rate, legend_beside, named_parts, panels, plus_minus
+from attnlab.experiment.results import at_best_rate, legend_beside, named_parts, panels, plus_minus, rate_of
 
 LOADS = ('load', 'first_load', 'dropped', 'first_dropped')
 ERRORS = ('error', 'misrouted', 'misplaced', 'excess')
@@ -36,18 +36,29 @@ def figure(rows):
 
 def table(rows):
     """A line a gate on text, and one for each number of fitted experts."""
-    lines = [['problem', 'gate', 'loss or error', 'loss, room for all', 'greatest load', 'after a tenth', 'dropped']]
-    lines[0] += ['after a tenth', 'rate', 'error of the gate', 'rate', 'misplaced', 'excess', 'seeds']
+    lines = [['problem', 'gate', 'learning rate', 'loss or error', 'loss, room for all', 'greatest load']]
+    lines[0] += [
+        'after a tenth',
+        'dropped',
+        'after a tenth',
+        'rate',
+        'error of the gate',
+        'rate',
+        'misplaced',
+        'excess',
+        'seeds',
+    ]
     for arm, seeds in best_texts(rows).items():
         cells = [plus_minus([row[name] for row in seeds], 3) if name in seeds[0] else '' for name in LOADS]
         losses = [plus_minus([row[name] for row in seeds], 4) for name in ('loss', 'loss_with_room')]
-        lines.append(['text', arm, *losses, *cells, *[''] * 5, f'{len(seeds)}'])
+        lines.append(['text', arm, rate_of(seeds[0]), *losses, *cells, *[''] * 5, f'{len(seeds)}'])
     for (gate, fitted), found in of_planted(rows).items():
         most = found[max(found)]
         lines.append(
             [
                 f'{fitted} of 4, {max(found):,} points',
                 gate,
+                '',
                 plus_minus(most['error'], 4),
                 *[''] * (1 + len(LOADS)),
                 f'{slope(found, "error"):+.2f}',
@@ -62,7 +73,7 @@ def table(rows):
         if check in ('longer', 'nearer'):
             numbers = [f'{row["error"]:.4f}', *[''] * (2 + len(LOADS)), f'{row["misrouted"]:.3f}', '']
             numbers += [f'{row["misplaced"]:.4f}', f'{row["excess"]:.4f}', '1']
-            lines.append([f'{fitted}, {check}', gate, *numbers])
+            lines.append([f'{fitted}, {check}', gate, '', *numbers])
     return lines
 
 

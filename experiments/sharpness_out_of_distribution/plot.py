@@ -9,6 +9,8 @@ from attnlab.experiment.results import legend_beside, named_parts, panels, plus_
 TRAINED = 16
 ADAPTIVE = 'adaptive temperature'
 CHANCE = 1 / MaxRetrieval().classes
+SETS = 1024
+"""Drawn once for every number of items, and asked of all seeds and maps."""
 
 
 def figure(rows):
@@ -32,7 +34,7 @@ def figure(rows):
 
 
 def table(rows):
-    """A line a map, the best at the most items first: accuracies with half a 95 % confidence interval over seeds."""
+    """A line a map, the best at the most items first: accuracies with half a 95 % interval over seeds and sets."""
     found = curves(rows)
     items = list(next(iter(found.values()))[0]['accuracy'])
     heading = ['accuracy at items', *items, f'share at {items[1]}', f'share at {items[-1]}']
@@ -42,9 +44,14 @@ def table(rows):
 
 
 def _line(name, seeds, items):
-    accuracies = [plus_minus([seed['accuracy'][count] for seed in seeds], 3, bounds=SHARE) for count in items]
+    accuracies = [_accuracy([seed['accuracy'][count] for seed in seeds]) for count in items]
     shares = [f'{np.mean([seed["share"][count] for seed in seeds]):.3f}' for count in (items[1], items[-1])]
     return [name, *accuracies, *shares]
+
+
+def _accuracy(values):
+    share = np.mean(values)
+    return plus_minus(values, 3, noise=(share * (1 - share) / SETS) ** 0.5, bounds=SHARE)
 
 
 def curves(rows):

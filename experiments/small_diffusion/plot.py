@@ -7,7 +7,7 @@ from matplotlib.ticker import LogLocator
 
 from attnlab.compare.axes import styles
 from attnlab.evals.measured import SHARE
-from attnlab.experiment.results import at_best_rate, panels, plus_minus
+from attnlab.experiment.results import at_best_rate, panels, plus_minus, rate_of
 
 BOUNDS = {'accuracy': SHARE} | dict.fromkeys(('score', 'deviation_error', 'distance'), (0.0, math.inf))
 
@@ -60,17 +60,18 @@ def pictures(rows):
 
 def table(rows):
     """A line a recipe and number of steps; then a line a share of keys and what is kept."""
-    lines = [['drawn by', 'steps', 'keys', 'accuracy', 'score', 'deviations off', 'distance', 'tokens/s', 'seeds']]
+    lines = [['drawn by', 'rate', 'steps', 'keys', 'accuracy', 'score', 'deviations off', 'distance', 'tokens/s']]
+    lines[0] += ['seeds']
     for name, seeds in better(rows).items():
-        steps = list(seeds[0]['drawn'])
+        rate, steps = rate_of(seeds[0]), list(seeds[0]['drawn'])
         for each in steps:
-            lines.append([name, each, 'all', *cells([seed['drawn'][each] for seed in seeds])])
+            lines.append([name, rate, each, 'all', *cells([seed['drawn'][each] for seed in seeds])])
         for kept, shares in seeds[0].get('reused', {}).items():
             for share in shares:
                 keys = f'{share}, kept: {kept}'
-                lines.append([name, steps[-1], keys, *cells([seed['reused'][kept][share] for seed in seeds])])
+                lines.append([name, rate, steps[-1], keys, *cells([seed['reused'][kept][share] for seed in seeds])])
     judge = next(row for row in rows if 'accuracy' in row)
-    return [*lines, ['judge', '', '', f'{judge["accuracy"]:.3f}', '', '', '', '', '1']]
+    return [*lines, ['judge', '', '', '', f'{judge["accuracy"]:.3f}', '', '', '', '', '1']]
 
 
 def cells(seeds):

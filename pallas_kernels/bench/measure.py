@@ -26,10 +26,11 @@ class Measurement:
     Attributes:
       implementation: the implementation that ran, if it was one of this package.
       quartiles: those of the milliseconds over turns, the middle one `milliseconds`.
-      ratio: the contender's time over ours, with its 95 % interval.
+      ratio: the contender's time over ours, with its 95 % interval (see `timing.Times`).
       ceiling: the least time that the device's measured rates allow, divided by the time.
       memory: bytes of temporaries over ours.
       failure: the reason why there are no measurements, or `None`.
+      rounds: over how many the ratio is taken; `None` where it was not recorded.
     """
 
     core: str
@@ -48,6 +49,7 @@ class Measurement:
     compile_seconds: float | None = None
     failure: str | None = None
     quartiles: tuple[float, float, float] | None = None
+    rounds: int | None = None
 
 
 def lines(
@@ -80,8 +82,9 @@ def lines(
                 reason = f'{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}'
                 yield Measurement(problem.core, problem.name, what, name, failure=reason)
         factor = BACKWARD.get(problem.core, 3.0) if gradients else 1.0
-        # The backward pass reads the arguments again, with the gradient of the result, and writes their gradients.
-        moved = problem.bytes * (3.0 if gradients else 1.0)
+        # The backward pass reads the arguments again, with the gradient of the result, and writes their gradients: the
+        # arguments move three times, the result twice.
+        moved = 3.0 * problem.bytes - problem.result_bytes if gradients else problem.bytes
         with alone():
             times = timing.alternate({name: program.call for name, program in programs.items()}, OURS, patience)
         for name, program in programs.items():
@@ -101,6 +104,7 @@ def lines(
                 temporary_mib=program.temporary_bytes / 2**20,
                 compile_seconds=program.compile_seconds,
                 quartiles=times[name].quartiles_in_milliseconds,
+                rounds=patience.rounds,
             )
 
 

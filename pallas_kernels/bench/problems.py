@@ -33,6 +33,7 @@ class Problem:
       contenders: by name, functions of `arrays`.
       flops: operations of the forward pass by its definition.
       bytes: of its arguments and results, each moved once.
+      result_bytes: of its results, as far as `bytes` has them: losses and what is chosen are small beside arguments.
     """
 
     core: str
@@ -41,6 +42,7 @@ class Problem:
     contenders: dict[str, Contender]
     flops: float
     bytes: float
+    result_bytes: float = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +110,7 @@ def _softmax(z: Sizes) -> Iterator[Problem]:
         'jax.nn.softmax': jax.nn.softmax,
     }
     contenders = {name: _of('x', contender) for name, contender in contenders.items()}
-    yield Problem('softmax', f'{z.rows} x {z.row}', {'x': x}, contenders, 5 * x.size, 2 * x.nbytes)
+    yield Problem('softmax', f'{z.rows} x {z.row}', {'x': x}, contenders, 5 * x.size, 2 * x.nbytes, x.nbytes)
 
 
 def _softmax_topk(z: Sizes) -> Iterator[Problem]:
@@ -128,13 +130,14 @@ def _attention(z: Sizes) -> Iterator[Problem]:
     arrays = {name: _normal(place, (b, t, h, z.k), z.dtype) for place, name in enumerate('qkv')}
     flops = 2 * b * h * t**2 * z.k
     size = f'b {b}, t {t}, h {h}, k {z.k}, causal'
-    moved = sum(array.nbytes for array in arrays.values()) * 4 / 3
+    result = arrays['v'].nbytes
+    moved = sum(array.nbytes for array in arrays.values()) + result
     for weights in MAPS:
         name = repr(weights) if weights.soft_cap else type(weights).__name__
         ours = functools.partial(pallas_kernels.attention, weights=weights)
         contenders: dict[str, Contender] = {OURS: ours, **_forms(ours)}
         contenders |= _library_attention() if name == 'Softmax' else {'Softmax': pallas_kernels.attention}
-        yield Problem('attention', f'{name}: {size}', arrays, contenders, flops, moved)
+        yield Problem('attention', f'{name}: {size}', arrays, contenders, flops, moved, result)
 
 
 def _library_attention() -> dict[str, Contender]:
@@ -172,7 +175,8 @@ def _linear_scan(z: Sizes) -> Iterator[Problem]:
         'jax.lax.associative_scan': associative,
     }
     size = f'b {z.b}, t {z.long}, d {z.width}'
-    yield Problem('linear_scan', size, arrays, contenders, 2 * arrays['x'].size, 3 * arrays['x'].nbytes)
+    x = arrays['x']
+    yield Problem('linear_scan', size, arrays, contenders, 2 * x.size, 3 * x.nbytes, x.nbytes)
 
 
 def _long_conv(z: Sizes) -> Iterator[Problem]:
@@ -188,7 +192,7 @@ def _long_conv(z: Sizes) -> Iterator[Problem]:
     contenders: dict[str, Contender] = {OURS: ours, 'jax.numpy.fft': transformed}
     moved = 2 * x.nbytes + kernel.nbytes
     flops = cost.long_conv(b=z.b, t=z.long, d=z.width, w=z.long).model.forward.flops
-    yield Problem('long_conv', f'b {z.b}, t {z.long}, d {z.width}', arrays, contenders, flops, moved)
+    yield Problem('long_conv', f'b {z.b}, t {z.long}, d {z.width}', arrays, contenders, flops, moved, x.nbytes)
 
 
 def _short_conv(z: Sizes) -> Iterator[Problem]:
@@ -210,7 +214,7 @@ def _short_conv(z: Sizes) -> Iterator[Problem]:
     contenders: dict[str, Contender] = {OURS: ours, **_forms(ours), 'jax.lax.conv_general_dilated': by_library}
     flops = cost.short_conv(b=z.b, t=z.long, d=z.width, w=4, activation='silu').model.forward.flops
     size = f'b {z.b}, t {z.long}, d {z.width}, w 4, silu'
-    yield Problem('short_conv', size, {'x': x, 'taps': taps}, contenders, flops, 2 * x.nbytes)
+    yield Problem('short_conv', size, {'x': x, 'taps': taps}, contenders, flops, 2 * x.nbytes, x.nbytes)
 
 
 def _selective_scan(z: Sizes) -> Iterator[Problem]:
@@ -226,8 +230,8 @@ def _selective_scan(z: Sizes) -> Iterator[Problem]:
     contenders = {OURS: _first(ours), **{name: _first(form) for name, form in _forms(ours).items()}}
     if z.dtype == jnp.float32:
         contenders['lax.scan of the definition'] = _first(functools.partial(ours, implementation='reference'))
-    flops, moved = 7 * z.b * z.t * d * n, 3 * arrays['x'].nbytes
-    yield Problem('selective_scan', f'b {z.b}, t {z.t}, d {d}, n {n}', arrays, contenders, flops, moved)
+    flops, result = 7 * z.b * z.t * d * n, arrays['x'].nbytes
+    yield Problem('selective_scan', f'b {z.b}, t {z.t}, d {d}, n {n}', arrays, contenders, flops, 3 * result, result)
 
 
 def _linear_attention(z: Sizes) -> Iterator[Problem]:
@@ -280,8 +284,9 @@ def _recurrence(z: Sizes, core: str, kind: str, arrays: Arrays, per_element: int
     if theirs is not None and importlib.util.find_spec('jla') is not None:
         contenders['jax-linear-attention'] = functools.partial(_jax_linear_attention, theirs)
     flops = per_element * z.b * z.t * z.h * z.k * z.k
-    moved = sum(array.nbytes for array in arrays.values()) + arrays['v'].nbytes
-    return Problem(core, f'{kind}: b {z.b}, t {z.t}, h {z.h}, k {z.k}', arrays, contenders, flops, moved)
+    result = arrays['v'].nbytes
+    moved = sum(array.nbytes for array in arrays.values()) + result
+    return Problem(core, f'{kind}: b {z.b}, t {z.t}, h {z.h}, k {z.k}', arrays, contenders, flops, moved, result)
 
 
 def _jax_linear_attention(

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from pallas_kernels.bench import timing
 from pallas_kernels.bench.ceilings import Ceilings
 from pallas_kernels.bench.measure import Measurement
 
@@ -20,7 +21,7 @@ MEASURED = ('<!-- measured: begin -->', '<!-- measured: end -->')
 COMPILED = ('<!-- compiled: begin -->', '<!-- compiled: end -->')
 """The lines around the tables of compilations for devices that are not present."""
 
-COLUMNS = ('contender', 'ms', 'ratio (95 %)', 'TFLOP/s', 'GB/s', 'of ceiling', 'temporaries, MiB', 'compile, s')
+COLUMNS = ('contender', 'ms', 'ratio', 'TFLOP/s', 'GB/s', 'of ceiling', 'temporaries, MiB', 'compile, s')
 
 
 def facts(ceilings: Ceilings) -> dict[str, Any]:
@@ -49,6 +50,15 @@ def _commit() -> str:
     return answer.stdout.strip() or 'unknown'
 
 
+def heading(lines: Sequence[Measurement]) -> tuple[str, ...]:
+    """The columns, with what the brackets of ratios are: the least and the most where there were few rounds."""
+    rounds = {line.rounds for line in lines if line.milliseconds is not None}
+    few = sorted(number for number in rounds if number is not None and number < timing.ENOUGH)
+    parts = ['95 %'] if len(few) < len(rounds) or not few else []
+    parts += [f'least and most of {number} rounds' for number in few]
+    return tuple(f'ratio ({", ".join(parts)})' if column == 'ratio' else column for column in COLUMNS)
+
+
 def cells(line: Measurement) -> tuple[str, ...]:
     """One line as the texts of `COLUMNS`."""
     name = line.contender if line.implementation is None else f'{line.contender} ({line.implementation})'
@@ -68,7 +78,7 @@ def cells(line: Measurement) -> tuple[str, ...]:
 
 def text(lines: Sequence[Measurement]) -> str:
     """The lines of one problem as a table of text."""
-    rows = [COLUMNS, *map(cells, lines)]
+    rows = [heading(lines), *map(cells, lines)]
     widths = [max(len(row[place]) for row in rows if row[1][:6] != 'failed') for place in range(len(COLUMNS))]
     aligned = ('  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
     return '\n'.join((f'{lines[0].core}, {lines[0].problem}, {lines[0].what}', *aligned))
@@ -80,15 +90,14 @@ def markdown(record: dict[str, Any]) -> str:
     about = '; '.join(f'{name} {value}' for name, value in record['facts'].items())
     parts = [f'### {record["facts"]["device"]}', '', about + '.', '']
     for core in dict.fromkeys(line.core for line in lines):
+        of_core = [line for line in lines if line.core == core]
         parts += [
             f'#### `{core}`',
             '',
-            '| call | pass | ' + ' | '.join(COLUMNS) + ' |',
+            '| call | pass | ' + ' | '.join(heading(of_core)) + ' |',
             '|---' * (len(COLUMNS) + 2) + '|',
         ]
-        parts += [
-            f'| {line.problem} | {line.what} | ' + ' | '.join(cells(line)) + ' |' for line in lines if line.core == core
-        ]
+        parts += [f'| {line.problem} | {line.what} | ' + ' | '.join(cells(line)) + ' |' for line in of_core]
         parts.append('')
     return '\n'.join(parts)
 

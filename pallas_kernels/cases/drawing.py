@@ -63,6 +63,12 @@ def chosen(name: str, argument: str, share: float, shape: tuple[int, ...]) -> ja
     return uniform(name, argument, shape) < share
 
 
+def log_decay(name: str, shape: tuple[int, ...], strength: float, *, sudden: bool) -> jax.Array:
+    """Log decays from 0 to `-2 strength`, in float32; `sudden` ones are near 0 but for a tenth, which forgets all."""
+    decay = -2 * strength * uniform(name, 'log_decay', shape)
+    return jnp.where(chosen(name, 'sudden', 0.1, shape), -50.0, decay / 1000) if sudden else decay
+
+
 def _in_a_row(draw: Callable[..., jax.Array], name: str, argument: str, shape: tuple[int, ...]) -> jax.Array:
     """Drawn flat, then reshaped: drawing in the shape itself would compile ten times as long."""
     return draw(key(name, argument), (math.prod(shape),)).reshape(shape)

@@ -103,10 +103,7 @@ def draw(name: str, case: Case, dtype: DTypeLike = jnp.float32) -> drawing.Call:
     }
     if case.decay is not None:
         shape = drawing.shape(case.decay, sizes)
-        decay = -2 * case.strength * drawing.uniform(name, 'log_decay', shape)
-        if case.sudden:
-            decay = jnp.where(drawing.chosen(name, 'sudden', 0.1, shape), -50.0, decay / 1000)
-        arrays['log_decay'] = decay.astype(wide)
+        arrays['log_decay'] = drawing.log_decay(name, shape, case.strength, sudden=case.sudden).astype(wide)
     return drawing.Call(arrays, drawing.documents(case.documents))
 
 

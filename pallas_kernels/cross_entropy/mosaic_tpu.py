@@ -31,7 +31,7 @@ def refusal(here: Target, hidden: jax.Array, embedding: jax.Array) -> str | None
         return f'hidden has shape {hidden.shape} and embedding {embedding.shape}; expected arrays with entries'
     if dtype.itemsize > 4:
         return f'logits are computed in {dtype}; expected arguments of at most float32'
-    if tiling.cross_entropy_tpu(n, d, o, _factor_type(hidden, embedding).itemsize) is None:
+    if tiling.cross_entropy_tpu(n, d, o, launch.factor_type(hidden, embedding).itemsize) is None:
         return f'd is {d}, and VMEM cannot hold two tiles of 128 rows; expected less'
     return None
 
@@ -116,7 +116,7 @@ def _gradients(
 
 def _cut(soft_cap: float | None, hidden: jax.Array, embedding: jax.Array) -> tuple[Plan, tuple[jax.Array, jax.Array]]:
     """The plan, and both matrices in one type padded with zeros to whole tiles."""
-    dtype = _factor_type(hidden, embedding)
+    dtype = launch.factor_type(hidden, embedding)
     (n, d), o = hidden.shape, embedding.shape[0]
     tile = tiling.cross_entropy_tpu(n, d, o, dtype.itemsize)
     assert tile is not None
@@ -126,12 +126,6 @@ def _cut(soft_cap: float | None, hidden: jax.Array, embedding: jax.Array) -> tup
         jnp.pad(embedding.astype(dtype), ((0, plan.classes * tile.classes - o), (0, 0))),
     )
     return plan, matrices
-
-
-def _factor_type(*arrays: jax.Array) -> jnp.dtype:
-    """The type of the factors of a product: there is no matrix unit for other 16-bit numbers than bfloat16."""
-    dtype = jnp.result_type(*arrays)
-    return dtype if dtype == jnp.bfloat16 else jnp.dtype(jnp.float32)
 
 
 def _rows(plan: Plan, *vectors: jax.Array) -> tuple[jax.Array, ...]:

@@ -6,12 +6,10 @@ values are those of all rows, so that around the middle of the chunk this is one
 exponent at most 0.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.linear_attention.vector import Reads, from_middle, is_moderate, spread_heads, writes
+from pallas_kernels.linear_attention.vector import Reads, from_middle, is_moderate, pull, spread_heads, writes
 from pallas_kernels.matrix_state.chunks import (
     Chunks,
     between,
@@ -51,13 +49,6 @@ def _pull(saved: Saved, doutput: jax.Array) -> tuple[Reads, jax.Array, None]:
     gradient is the sum, over the steps from t on, of `o do - k dk`.
     """
     reads, log_decay, runs, o = saved
-
-    def pull(read: Callable[..., jax.Array]) -> Callable[..., Reads]:
-        def gradients(reads: Reads, log_decay: jax.Array, runs: jax.Array | None, doutput: jax.Array) -> Reads:
-            return jax.vjp(lambda reads: read(reads, log_decay, runs), reads)[1](doutput)[0]
-
-        return gradients
-
     arguments = reads, log_decay, runs, doutput
     dreads = by_decay(_moderate, pull(_read_moderate), pull(_read_any), arguments, rows=0)
     later = visible(runs, log_decay).astype(log_decay.dtype).swapaxes(-1, -2)

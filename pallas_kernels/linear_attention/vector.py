@@ -84,13 +84,6 @@ def _pull(saved: Saved, doutput: jax.Array) -> tuple[Reads, jax.Array, None]:
     the sum, over the steps from t on, of `q dq - k dk`.
     """
     reads, log_decay, runs = saved
-
-    def pull(read: Callable[..., jax.Array]) -> Callable[..., Reads]:
-        def gradients(reads: Reads, log_decay: jax.Array, runs: jax.Array | None, doutput: jax.Array) -> Reads:
-            return jax.vjp(lambda reads: read(reads, log_decay, runs), reads)[1](doutput)[0]
-
-        return gradients
-
     dreads = by_decay(_moderate, pull(_read_moderate), pull(_read_any), (*saved, doutput), rows=0)
     later = visible(runs, log_decay).astype(log_decay.dtype).swapaxes(-1, -2)
     scaled = reads.q * dreads.q - reads.k * dreads.k
@@ -98,6 +91,15 @@ def _pull(saved: Saved, doutput: jax.Array) -> tuple[Reads, jax.Array, None]:
 
 
 _read.defvjp(_save, _pull)
+
+
+def pull(read: Callable[..., jax.Array]) -> Callable[..., Reads]:
+    """The gradients of what is read by all but the decays, which are treated as constants."""
+
+    def gradients(reads: Reads, log_decay: jax.Array, runs: jax.Array | None, doutput: jax.Array) -> Reads:
+        return jax.vjp(lambda reads: read(reads, log_decay, runs), reads)[1](doutput)[0]
+
+    return gradients
 
 
 def _moderate(reads: Reads, log_decay: jax.Array, *others: jax.Array | None) -> jax.Array:

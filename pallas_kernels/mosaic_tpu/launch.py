@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.experimental.pallas as pl
+import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.cost import Cost
@@ -11,6 +13,12 @@ from pallas_kernels.target import Target
 
 LANES = 128
 """The last dimension of a register: that of a block is a multiple of it, or the whole."""
+
+
+def factor_type(*arrays: jax.Array) -> jnp.dtype:
+    """The type of the factors of a product: there is no matrix unit for other 16-bit numbers than bfloat16."""
+    dtype = jnp.result_type(*arrays)
+    return dtype if dtype == jnp.bfloat16 else jnp.dtype(jnp.float32)
 
 
 def call(

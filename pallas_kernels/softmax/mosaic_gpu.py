@@ -14,6 +14,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_kernels import tiling, tuning
+from pallas_kernels.arguments import rows_refusal
 from pallas_kernels.cost import Cost, Passes, softmax
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.softmax import vjp, warps
@@ -22,11 +23,7 @@ from pallas_kernels.target import Target
 
 def refusal(here: Target, x: jax.Array) -> str | None:
     """The reason why the call cannot be served, or `None`."""
-    if x.size == 0:
-        return f'x has shape {x.shape}; expected an array with entries'
-    if x.dtype.itemsize > 4:
-        return f'x has type {x.dtype}; expected float32, bfloat16 or float16'
-    return launch.capability_refusal(here)
+    return rows_refusal(x) or launch.capability_refusal(here)
 
 
 def tiled_by(here: Target, x: jax.Array) -> str:
@@ -44,7 +41,7 @@ def form(here: Target) -> vjp.Forward:
 
 
 def _cost(x: jax.Array) -> Passes:
-    """Of rows `n o`."""
+    """The costs of rows `n o`."""
     return softmax(n=x.shape[0], o=x.shape[1]).model
 
 

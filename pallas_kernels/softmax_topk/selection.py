@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.arguments import rows_refusal
+
 MOST = 64
 """The maximum k: a pass costs as much as the sums of the softmax."""
 
@@ -20,13 +22,8 @@ NOWHERE = 2**31 - 1
 
 def refusal(x: jax.Array, k: int) -> str | None:
     """The reason why the call cannot be served, or `None`."""
-    if x.size == 0:
-        return f'x has shape {x.shape}; expected an array with entries'
-    if x.dtype.itemsize > 4:
-        return f'x has type {x.dtype}; expected float32, bfloat16 or float16'
-    if k > MOST:
-        return f'k is {k}, and each takes a pass over the row; expected at most {MOST}'
-    return None
+    too_many = f'k is {k}, and each takes a pass over the row; expected at most {MOST}' if k > MOST else None
+    return rows_refusal(x) or too_many
 
 
 def largest(

@@ -23,9 +23,9 @@ def test_the_calibration_error_by_hand():
     confidence = np.array([0.95, 0.95, 0.55, 0.55])
     right = np.array([True, False, True, True])
     # Two bins of two: |0.5 - 0.95| and |1 - 0.55|.
-    assert calibration_error(confidence, right, 10) == pytest.approx(0.45)
-    assert calibration_error(np.array([1.0, 0.0]), np.array([True, False]), 10) == 0.0
-    found = calibration_interval(np.tile(confidence, 50), np.tile(right, 50), 10)
+    assert calibration_error(confidence, right) == pytest.approx(0.45)
+    assert calibration_error(np.array([1.0, 0.0]), np.array([True, False])) == 0.0
+    found = calibration_interval(np.tile(confidence, 50), np.tile(right, 50))
     assert found.value == pytest.approx(0.45) and found.low < 0.45 < found.high < 0.6
 
 

@@ -56,7 +56,7 @@ def test_a_classifier_of_four_corners():
     moved = np.stack([odin.odin(trained.logits / 2), odin.odin(2 * trained.logits)])
     with_steps = Scores.fitted(dataclasses.replace(trained, odin=moved), head)
     halves = dataclasses.replace(tested, odin=odin.odin(-tested.logits)[None]).part(1, 2)
-    assert with_steps.size == 1 and halves.odin.shape == (1, 150)
+    assert with_steps.odin_index == 1 and halves.odin.shape == (1, 150)
     np.testing.assert_allclose(with_steps.of(halves)['odin'], odin.odin(-tested.logits[1::2]))
     cold = examined(*(outputs(np.random.default_rng(1), 300, head, 0.01) for _ in range(2)), scored, 0.1, {})
     # Logits a hundredth as large say little of what is known: a temperature far below one mends it.

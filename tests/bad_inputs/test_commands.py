@@ -223,7 +223,7 @@ FLAGS = [
     (f'match --config={LANGUAGE} --target=mha --recipes=mha --out={{text}}', 'is a file; it must be a folder'),
     ('sweep nothing', 'there is no command sweep nothing'),
     ('sweep', '--config is missing'),
-    (f'sweep --config={LANGUAGE} --study={{tmp}}/new', 'a sweep config lacks'),
+    (f'sweep --config={LANGUAGE} --study={{tmp}}/new', "a sweep config has no key 'accumulate'; valid names: base, "),
     (f'{SWEEP} --workers=0', 'workers=0'),
     (f'{SWEEP} --devices=x', "--devices holds 'x'"),
     (f'{SWEEP} --launcher=magic', 'magic'),

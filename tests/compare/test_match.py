@@ -242,6 +242,16 @@ def test_matched_configs_can_be_trained(tmp_path):
     assert json.loads((tmp_path / 'gla.json').read_text())['model']['dim'] == found['gla'].config.model.dim
 
 
+def test_what_cannot_be_built_says_why():
+    never = config('mha')
+    with never.unlocked():
+        never.steps = 0
+    with pytest.raises(UserError, match=r'built, nor any near params = 1e\+06: config.steps is 0; it must be'):
+        match(never, 'params', 1e6, 0.01, ZOO['mha'].knobs)
+    with pytest.raises(UserError, match=r'built, nor any near state_bytes@64 = 1000: config.steps is 0; it must be'):
+        match(never, 'state_bytes@64', 1000.0, 0.01, {})
+
+
 @pytest.mark.slow
 def test_what_cannot_be_matched_says_what_came_nearest():
     with pytest.raises(UserError, match=r'is not reached within 8\.0%; nearest is'):

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.drawn import Drawings
-from attnlab.experiment.experiment import Experiment, load_module
+from attnlab.experiment.experiment import Experiment, module_of
 from attnlab.experiment.results import kept_pictures, written_results
 from attnlab.experiment.studies import report_studies
 from attnlab.runs.loading import Loaded
@@ -21,12 +21,12 @@ EXPERIMENTS = pathlib.Path(__file__).parents[2] / 'experiments'
 
 def pictures(name, key):
     folder = EXPERIMENTS / name
-    return load_module(folder / 'plot.py').pictures(written_results(Experiment(folder, 'cpu'))[key])
+    return module_of(folder / 'plot.py').pictures(written_results(Experiment(folder, 'cpu'))[key])
 
 
 def test_drawn_images_are_left_where_they_are_looked_for(tmp_path):
     pytest.importorskip('sklearn')
-    sweep = load_module(EXPERIMENTS / 'small_diffusion' / 'sweep.py')
+    sweep = module_of(EXPERIMENTS / 'small_diffusion' / 'sweep.py')
     setup, images = prepare(sweep.drawing('mha', 'low', 0, 'cpu')), np.zeros((4, 64, 1), np.float32)
     for name in (sweep.ALL, *(sweep.few_keys(0.125, kept) for kept in sweep.KEPT)):
         sweep.keep(tmp_path, setup, Drawings(AtEnd(), count=4), images, name)
@@ -41,7 +41,7 @@ def test_drawn_images_are_left_where_they_are_looked_for(tmp_path):
 def test_what_tokens_see_at_another_resolution_is_left_where_it_is_looked_for(tmp_path):
     """The digits of 16 and of 48 pixels, of one untrained model; a neighbourhood sees as many pixels of both."""
     pytest.importorskip('sklearn')
-    sweep = load_module(EXPERIMENTS / 'resolution' / 'sweep.py')
+    sweep = module_of(EXPERIMENTS / 'resolution' / 'sweep.py')
     setup = prepare(sweep.config('neighbourhood', 'low', 0, 'cpu'))
     loaded, seen = Loaded(setup, setup.initialize().variables, 0), {}
     for size in sweep.PICTURED['cpu']:
@@ -85,7 +85,7 @@ def test_what_tokens_have_seen_is_drawn_and_kept(tmp_path):
     (root / named['mha']).parent.mkdir(parents=True)
     (root / named['mha']).write_bytes(b'another')
     rows = written_results(experiment)['studies']
-    shown = kept_pictures(experiment, load_module(folder / 'plot.py'), rows, root)
+    shown = kept_pictures(experiment, module_of(folder / 'plot.py'), rows, root)
     assert (folder / 'results' / 'cpu' / 'mha.png').read_bytes() == b'another'
     assert '![mha](results/cpu/mha.png) |' in shown and '![swin]' in shown
 

@@ -11,7 +11,7 @@ from attnlab.config import build, spec
 from attnlab.data.series.drawn import DrawnSeries
 from attnlab.errors import UserError
 from attnlab.evals.measured import SHARE, of_seeds
-from attnlab.experiment.experiment import SIZES, Experiment, load_module
+from attnlab.experiment.experiment import SIZES, Experiment, module_of
 from attnlab.experiment.published import Published, PublishedPlot, claims_of, measured, published_table, verdict
 from attnlab.experiment.results import markdown
 from attnlab.experiment.runs import check_results, train_and_measure
@@ -94,7 +94,7 @@ def test_a_spread_below_zero_is_refused():
 def test_a_folder_is_a_protocol_that_builds_and_says_what_was_run(folder):
     readme = (folder / 'README.md').read_text()
     for size in SIZES:
-        claims = claims_of(load_module(folder / 'sweep.py').published(size))
+        claims = claims_of(module_of(folder / 'sweep.py').published(size))
         for claim in claims.values():
             assert claim.source in readme and all(change in readme for change in claim.changed)
         for run in Experiment(folder, size).runs()[:1]:
@@ -113,7 +113,7 @@ def test_a_folder_is_a_protocol_that_builds_and_says_what_was_run(folder):
 
 def test_shakespeare_has_the_two_settings_of_nanogpt():
     """As its README and `config/train_shakespeare_char.py` say them, with a number each."""
-    sweep = load_module(FOLDERS[0].parent / 'shakespeare' / 'sweep.py')
+    sweep = module_of(FOLDERS[0].parent / 'shakespeare' / 'sweep.py')
     for size, value, sizes in (
         ('cpu', 1.88, (4, 4, 128, 64, 12, 2000, 0.0)),
         ('full', 1.4697, (6, 6, 384, 256, 64, 5000, 0.2)),
@@ -131,7 +131,7 @@ def test_shakespeare_has_the_two_settings_of_nanogpt():
 
 def test_another_shakespeare_is_refused(tmp_path, monkeypatch):
     folder = FOLDERS[0].parent / 'shakespeare'
-    sweep = load_module(folder / 'sweep.py')
+    sweep = module_of(folder / 'sweep.py')
     assert f'SHA-256 {sweep.SHA256}' in (folder / 'README.md').read_text()
     monkeypatch.chdir(tmp_path)
     train, valid = map(pathlib.Path, sweep.TEXTS)
@@ -174,5 +174,5 @@ def test_what_a_run_leaves_is_what_is_measured(folder, tmp_path, monkeypatch):
             each.config.task.data = spec(DrawnSeries, copies=7)
     measured = train_and_measure(experiment, each, tmp_path / each.label, Programs())
     assert 'failed' not in measured
-    for claim in claims_of(load_module(folder / 'sweep.py').published('cpu')).values():
+    for claim in claims_of(module_of(folder / 'sweep.py').published('cpu')).values():
         assert isinstance(measured[claim.key], float)

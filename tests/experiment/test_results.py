@@ -8,7 +8,7 @@ import re
 import pytest
 
 from attnlab.errors import UserError
-from attnlab.experiment.experiment import SIZES, Experiment, load_module
+from attnlab.experiment.experiment import SIZES, Experiment, module_of
 from attnlab.experiment.results import plus_minus, preferred, rounded, write_results, written_results
 from attnlab.experiment.runs import beside
 from attnlab.experiment.studies import tables
@@ -37,7 +37,7 @@ def test_an_experiment_keeps_numbers_one_figure_of_each_size_and_the_pictures_it
 def pictures(folder, size):
     """The files of the pictures that `plot.py` names, of those that runs may have left."""
     plot = folder / 'plot.py'
-    if not plot.exists() or not hasattr(module := load_module(plot), 'pictures'):
+    if not plot.exists() or not hasattr(module := module_of(plot), 'pictures'):
         return []
     results = written_results(Experiment(folder, size))
     return [f'{size}/{name}.png' for name in module.pictures(results['studies' if 'studies' in results else 'runs'])]
@@ -45,7 +45,7 @@ def pictures(folder, size):
 
 @pytest.mark.parametrize('folder', RUN, ids=lambda folder: folder.name)
 def test_the_table_of_the_readme_and_the_figure_follow_from_the_numbers(folder):
-    readme, plot = (folder / 'README.md').read_text(), load_module(folder / 'plot.py')
+    readme, plot = (folder / 'README.md').read_text(), module_of(folder / 'plot.py')
     results = json.loads((folder / 'results' / 'cpu.json').read_text())
     lines = [tuple(cell.strip() for cell in line.split('|')[1:-1]) for line in readme.splitlines() if line[:1] == '|']
     if Experiment(folder, 'cpu').has_studies():

@@ -210,6 +210,16 @@ def test_what_does_not_fit_is_one_line_before_anything_runs(tmp_path, right, wro
     assert '\n' not in str(raised.value) and not (tmp_path / 'runs').exists()
 
 
+def test_an_experiment_may_have_dataclasses_whose_annotations_are_put_off(tmp_path):
+    folder = tmp_path / 'toy'
+    folder.mkdir()
+    (folder / 'sweep.py').write_text(
+        'from __future__ import annotations\nimport dataclasses\n\n@dataclasses.dataclass\nclass Setting:\n'
+        '    rate: float = 1.0\n\ndef runs(size):\n    return []\n'
+    )
+    assert Experiment(folder, 'cpu').runs() == []
+
+
 def test_a_run_that_cannot_be_measured_is_kept(done, tmp_path):
     shutil.copytree(done, tmp_path, dirs_exist_ok=True)
     workdir, sweep = tmp_path / 'runs' / 'toy' / 'cpu' / 'fast', tmp_path / 'experiments' / 'toy' / 'sweep.py'

@@ -6,10 +6,10 @@ import pytest
 
 from attnlab.compare.equality import unmatched
 from attnlab.compare.measures import parameters
-from attnlab.experiment.experiment import SIZES, load_module
+from attnlab.experiment.experiment import SIZES, module_of
 from attnlab.train.setup import prepare
 
-SWEEP = load_module(pathlib.Path(__file__).parents[2] / 'experiments' / 'separation' / 'sweep.py')
+SWEEP = module_of(pathlib.Path(__file__).parents[2] / 'experiments' / 'separation' / 'sweep.py')
 SEEN = {'cpu': (25, 37, 57, 91, 251, 251), 'full': (49, 73, 113, 181, 505, 4001)}
 """Frames, by the number of blocks after which dilations begin again."""
 

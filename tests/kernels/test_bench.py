@@ -71,8 +71,39 @@ def test_ratios_are_taken_within_rounds():
     # The machine is slower by the round; b takes twice as long as a throughout.
     seconds = {'a': [1.0, 5.0, 10.0], 'b': [2.0, 10.0, 20.0]}
     found = timing._times(seconds['b'], seconds['a'])
-    assert (found.seconds, found.ratio, found.low, found.high) == (10, 2, 2, 2)
-    assert timing._times([1, 2, 9], [1, 1, 1]).ratio == 2
+    assert (found.seconds, found.ratio, found.low, found.high, found.most) == (10, 2, 2, 2, 2)
+    found = timing._times([1, 2, 9], [1, 1, 1])
+    assert (found.ratio, found.low, found.high, found.most) == (2, 1, 9, 9)
+
+
+@pytest.mark.parametrize(('rounds', 'ends'), [(3, True), (timing.ENOUGH - 1, True), (timing.ENOUGH, False)])
+def test_intervals_of_few_rounds_end_at_the_least_and_the_most(rounds, ends):
+    turns = [1.0 + place for place in range(rounds)]
+    found = timing._times(turns, [1.0] * rounds)
+    assert ((found.low, found.high) == (min(turns), max(turns))) == ends
+
+
+def test_ratios_of_few_rounds_are_not_said_to_have_an_interval():
+    def of(*rounds):
+        line = measure.Measurement('softmax', '2 x 3', 'forward', 'ours', milliseconds=1.0)
+        return table.heading([dataclasses.replace(line, rounds=number) for number in rounds])[2]
+
+    assert of(None) == of(6, 10, None) == 'ratio (95 %)'
+    assert of(3, 3) == 'ratio (least and most of 3 rounds)'
+    assert of(10, 5, 3) == 'ratio (95 %, least and most of 3 rounds, least and most of 5 rounds)'
+
+
+@pytest.mark.parametrize(('core', 'forward', 'both'), [('softmax', 2, 5), ('linear_scan', 3, 8), ('attention', 4, 11)])
+def test_both_passes_move_arguments_three_times_and_results_twice(core, forward, both, monkeypatch):
+    times = timing.Times(1.0, 1.0, 1.0, 1.0, 1.0, (1.0, 1.0, 1.0))
+    monkeypatch.setattr(timing, 'alternate', lambda calls, *_: dict.fromkeys(calls, times))
+    problem = next(problems.problems(core, problems.SMALL))
+    problem = dataclasses.replace(problem, contenders={problems.OURS: problem.contenders[problems.OURS]})
+    lines = list(measure.lines(problem, Ceilings(1e9, 1e30), timing.Patience(3)))
+    array = next(iter(problem.arrays.values())).nbytes / 1e9
+    assert [line.gigabytes / array for line in lines] == pytest.approx([forward, both])
+    assert [line.ceiling for line in lines] == pytest.approx([forward * array, both * array])
+    assert [line.rounds for line in lines] == [3, 3]
 
 
 def test_the_ceiling_is_the_slower_of_two_rates():

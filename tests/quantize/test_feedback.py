@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import types
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +14,17 @@ from flax import nnx
 from attnlab.cli import main
 from attnlab.configuration import config_of
 from attnlab.errors import UserError
+from attnlab.metrics import Average
 from attnlab.nn.mlps import GatedMLP
 from attnlab.nn.projections import Linear
-from attnlab.quantize.feedback import Feedback, calibrated, second_moments, watched
+from attnlab.quantize.feedback import Feedback, Moments, calibrated, watched
 from attnlab.quantize.formats import Affine, Floating, Microscaling, MinMax, Symmetric
 from attnlab.quantize.layers import Quantization, named_maps
+from attnlab.quantize.told import tell
 from attnlab.runs.loading import Loaded, load_run
 from attnlab.runs.record import read_record
 from attnlab.train.rows import rows_of
-from attnlab.train.setup import prepare
+from attnlab.train.setup import Setup, prepare
 from attnlab.train.state import joined
 from tests.bad_inputs.conftest import LANGUAGE, originals
 
@@ -149,7 +153,13 @@ def test_second_moments_are_those_of_what_maps_read():
     model, x = Layers(), jax.random.normal(jax.random.key(2), (2, 5, 6, 3))
     watching = watched(model)
     assert [each.moments[...].shape for each in watching] == [(3, 3), (2, 4, 4)]
-    second_moments(model, lambda model, x: jnp.sum(model(x)[0] ** 2), [x[0], x[1]])
+
+    def measure(model, batch, key):
+        return {'loss': Average(jnp.sum(model(batch['x'])[0] ** 2), 1)}
+
+    setup = mock.NonCallableMock(spec=Setup, jit=jax.jit, task=types.SimpleNamespace(measure=measure))
+    tell(setup, model, Moments, [{'x': x[0]}, {'x': x[1]}])
+    assert all(each.moments[...].dtype == np.float32 for each in watching)
     first, stacked = (np.asarray(each.moments[...]) for each in watching)
     rows = np.asarray(x).reshape(-1, 3)
     np.testing.assert_allclose(first, rows.T @ rows, rtol=1e-5)
@@ -205,9 +215,6 @@ def test_layers_apart_have_their_turns(originals):
     def opened():
         return loaded.altered(quantization.opened)
 
-    def loss(model, batch):
-        return setup.task.measure(model, batch, None)['loss'].total
-
     found = named_maps(calibrated(opened(), loaded.altered(quantization), quantization.weights, how).model())
     second = [name for name in found if 'blocks.1.' in name]
     assert second
@@ -218,7 +225,7 @@ def test_layers_apart_have_their_turns(originals):
         maps = dict(zip(named_maps(model), watched(model), strict=True))
         for name, weight in first.items():
             maps[name].weight[...] = weight
-        second_moments(model, loss, rows_of(setup, 'train', how.rows))
+        tell(setup, model, Moments, rows_of(setup, 'train', how.rows))
         for name in second:
             weight, moments = (np.asarray(each[...])[0] for each in (maps[name].weight, maps[name].moments))
             stored, _ = how.rounded(weight.T, moments, quantization.weights)

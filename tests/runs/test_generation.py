@@ -13,6 +13,7 @@ from attnlab.models.sampling import generate
 from attnlab.models.thoughts import thinking
 from attnlab.runs import generation
 from attnlab.runs.loading import load_run
+from attnlab.train.setup import Setup
 from tests.bad_inputs.conftest import originals
 
 __all__ = ['originals']
@@ -92,6 +93,8 @@ def test_thoughts_through_the_command_are_those_of_the_definition(originals, mon
 
     def noting(model, prompt, steps, **options):
         arrived.append(options['thoughts'])
+        # The compiler of the run, which knows its mesh and, on GPUs, what gives the same bits.
+        assert options['jit'].__func__ is Setup.jit
         return generate(model, prompt, steps, **options)
 
     monkeypatch.setattr(generation, 'generate', noting)

@@ -61,9 +61,9 @@ def test_an_interrupted_command_leaves_no_parameters_to_another(source, tmp_path
         np.testing.assert_array_equal(one, other)
     # It is not trained further, here or in another folder.
     config = run.saved_config(out)
-    for folder, begin in ((out, None), (tmp_path / 'fork', Fork(out, 4, True))):
+    for folder, fork in ((out, None), (tmp_path / 'fork', Fork(out, 4, True))):
         with pytest.raises(UserError, match=f'{out} holds a run that was made of others .edited.'):
-            launch(config, folder, console=Console(quiet=True), begin=begin)
+            launch(config, folder, console=Console(quiet=True), fork=fork)
     # What is made of that says so.
     again = tmp_path / 'again'
     made.write_made(out, found, moved(found, 1.0), again, {'quantized': {'step': 4}})

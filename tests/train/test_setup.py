@@ -77,7 +77,7 @@ def test_decoding_has_the_precision_of_its_run(setups: dict[str, Setup]):
         traced = []
 
         def jit(function: Any, setup: Setup = setup, traced: list[Any] = traced, **options: Any) -> Any:
-            compiled = setup.precision.jit(function, **options)
+            compiled = setup.jit(function, **options)
             return lambda *args: (traced.append(compiled.trace(*args).jaxpr.jaxpr), compiled(*args))[1]
 
         model = nnx.merge(setup.graphdef, setup.initialize().variables)

@@ -476,7 +476,7 @@ def _wide(words: str) -> float:
 
 
 def _cut(name: str, letters: int) -> str:
-    """A name in so many letters; all of it stands in the mark's title and in the table."""
+    """A name in `letters` letters; all of it stands in the mark's title and in the table."""
     return name if len(name) <= letters else f'{name[: letters - 1]}…'
 
 

@@ -66,7 +66,8 @@ class StudyResult:
       goal: 'min' or 'max'.
       confirmed: the winner's values with fresh seeds.
       tokens: that its trials were trained on.
-      noise: the standard deviation that the finite test set gives a confirmed value; `None` where it is not known.
+      noise: the standard deviation that the finite test set gives a confirmed value, the root mean square of that
+        of the confirming runs, or that of the best trial where these recorded none; `None` where it is not known.
       metric: what the values of trials are of.
       score: what the confirmed ones are of.
       counted: whether the steps that trials took are known; without, there are no tokens, operations and area.
@@ -92,20 +93,18 @@ class StudyResult:
         confirmation.
 
         A failed trial counts as the worst of those that did not fail, a pruned one with its value when it was pruned;
-        the area uses values at one step, the last that all trials reached. A confirmation of which a run failed is the
-        mean of the others, without an interval. Intervals over trials have the noise of the
+        the area uses values at one step, the last that all trials reached, and the worst of these. A confirmation of
+        which a run failed is the mean of the others, without an interval. Intervals over trials have the noise of the
         finite test set where it is known of every trial; a failed one has the greatest.
         """
         sign = 1.0 if self.goal == 'min' else -1.0
-        known = [sign * point.value for point in self.points if point.value is not None]
-        if not known:
+        if all(point.value is None for point in self.points):
             return {}
         rates = [point.rate for point in self.points]
-        values = [max(known) if point.value is None else sign * point.value for point in self.points]
-        even = [
-            value if point.even is None or point.value is None else sign * point.even
-            for point, value in zip(self.points, values, strict=True)
-        ]
+        values = _with_worst([point.value for point in self.points], sign)
+        even = _with_worst(
+            [point.value if None in (point.value, point.even) else point.even for point in self.points], sign
+        )
         found = {
             'best': Measured(best(np.asarray(rates), np.asarray(values)), None, None, 1, 'one'),
             'expected best': over_trials(expected_best, rates, values, self._noise),
@@ -121,6 +120,24 @@ class StudyResult:
             for name, one in found.items()
         }
 
+    @property
+    def at_an_end(self) -> bool:
+        """Whether the best of its trials is at the least or the greatest rate tried, and at none between as good.
+
+        A share of 1 is not: no rate has more.
+        """
+        sign = 1.0 if self.goal == 'min' else -1.0
+        done = [
+            (sign * point.value, point.rate)
+            for point in self.points
+            if point.state == 'done' and point.value is not None
+        ]
+        rates = {point.rate for point in self.points}
+        least = min((value for value, _ in done), default=None)
+        if least is None or len(rates) == 1 or (is_share(self.metric) and least == -1.0):
+            return False
+        return all(rate in (min(rates), max(rates)) for value, rate in done if value == least)
+
     def _of_confirmed(self, sign: float) -> Measured:
         """The mean of the confirming runs that are done; their spread does not show that others failed."""
         values = [sign * value for value in self.confirmed]
@@ -130,7 +147,7 @@ class StudyResult:
 
     @property
     def _noise(self) -> list[float] | None:
-        """That of the test set, by trial; `None` where it is not known of all that did not fail."""
+        """The noise of the test set, by trial; `None` where it is not known of all that did not fail."""
         known = [point.noise for point in self.points if point.value is not None and point.noise is not None]
         if len(known) < sum(point.value is not None for point in self.points):
             return None
@@ -194,6 +211,21 @@ class Comparison:
             'not recorded of every trial.'
         )
 
+    @property
+    def at_an_end(self) -> str:
+        """Which studies are best at an end of the rates tried, in a sentence; empty where none is."""
+        names = [row.name for row in self.rows if row.at_an_end]
+        if not names:
+            return ''
+        which = 'every study' if len(names) == len(self.rows) > 1 else ', '.join(names)
+        return f'Best at an end of the rates tried, beyond which there may be better: {which}.'
+
+
+def _with_worst(values: Sequence[float | None], sign: float) -> list[float]:
+    """Values times the sign, the greatest of them where there is none."""
+    worst = max(sign * value for value in values if value is not None)
+    return [worst if value is None else sign * value for value in values]
+
 
 def _noiseless(one: Measured) -> bool:
     return one.kind == 'trials' and one.noise is None
@@ -214,7 +246,7 @@ def open_studies(folders: Sequence[pathlib.Path], storage: str | None = None) ->
 
 
 def name_of(study: Study) -> str:
-    """That of its folder."""
+    """The name of its folder."""
     return study.folder.absolute().name
 
 
@@ -339,8 +371,8 @@ def print_comparison(comparison: Comparison, printer: Printer, *, strict: bool =
         "the noise of the test set; confirmed: Student's t at 95% over seeds, and that noise; of two seeds the least "
         'and the most, of one, and where others failed, nothing'
     )
-    if comparison.left_out:
-        printer.line(comparison.left_out)
+    for said in filter(None, (comparison.left_out, comparison.at_an_end)):
+        printer.line(said)
 
 
 RANKS = {'best': 0, 'expected best': 2, 'top quarter': 6, 'area': 7, 'confirmed': 0}
@@ -444,7 +476,8 @@ def _row(name: str, study: Study, by: str, storage: str | None, step: int) -> St
     base = study.sweep.base
     points = tuple(_point(study, trial, step) for trial in study.trials() if trial.state.is_finished())
     tokens = sum(point.steps for point in points) * base.batch_size * base.length
-    confirmed, failed = _confirmed(study, storage)
+    confirmed, failed, noise = _confirmed(study, storage)
+    noise = _noise(record, study.sweep.score) if noise is None else noise
     return StudyResult(
         name=name,
         size=measured_by(study, record, by),
@@ -453,7 +486,7 @@ def _row(name: str, study: Study, by: str, storage: str | None, step: int) -> St
         goal=study.sweep.goal,
         confirmed=confirmed,
         tokens=tokens,
-        noise=_noise(record, study.sweep.score),
+        noise=noise,
         metric=study.sweep.metric,
         score=study.sweep.score,
         failed=failed,
@@ -465,6 +498,11 @@ def _noise(record: Record | None, metric: str) -> float | None:
     return None if record is None or metric not in record.last else record.measured(metric).noise
 
 
+def recorded(workdir: pathlib.Path) -> Record | None:
+    """The record of a run; `None` of one that never started, or is gone."""
+    return read_record(workdir) if (workdir / 'run.json').exists() else None
+
+
 STATES = {TrialState.COMPLETE: 'done', TrialState.PRUNED: 'pruned', TrialState.FAIL: 'failed'}
 
 
@@ -474,18 +512,22 @@ def _point(study: Study, trial: FrozenTrial, step: int) -> Point:
     reports = trial.intermediate_values
     even = reports[max(at for at in reports if at <= step)] if any(at <= step for at in reports) else None
     seed = study.sweep.seed(trial.number)
-    workdir = study.workdir(trial.number)
-    record = read_record(workdir) if (workdir / 'run.json').exists() else None
-    noise = _noise(record, study.sweep.metric)
+    noise = _noise(recorded(study.workdir(trial.number)), study.sweep.metric)
     return Point(float(rate), seed, STATES[trial.state], trial.value, _steps(study, trial), even, noise)
 
 
-def _confirmed(study: Study, storage: str | None) -> tuple[tuple[float, ...], int]:
-    """The values of the confirming runs that are done, and how many failed."""
+def _confirmed(study: Study, storage: str | None) -> tuple[tuple[float, ...], int, float | None]:
+    """The values of the confirming runs that are done, how many failed, and the noise that those done recorded."""
     confirmation = read_confirmation(study, storage)
-    trials = [] if confirmation is None else confirmation.trials()
-    done = [trial.value for trial in trials if trial.state == TrialState.COMPLETE and trial.value is not None]
-    return tuple(done), sum(trial.state == TrialState.FAIL for trial in trials)
+    if confirmation is None:
+        return (), 0, None
+    trials = confirmation.trials()
+    done = [trial for trial in trials if trial.state == TrialState.COMPLETE and trial.value is not None]
+    found = [_noise(recorded(confirmation.workdir(trial.number)), study.sweep.score) for trial in done]
+    known = [noise for noise in found if noise is not None]
+    noise = float(np.sqrt(np.mean(np.square(known)))) if known else None
+    values = tuple(trial.value for trial in done if trial.value is not None)
+    return values, sum(trial.state == TrialState.FAIL for trial in trials), noise
 
 
 def _reasons(

@@ -25,6 +25,7 @@ from attnlab.compare.report.comparison import (
     measured_by,
     name_of,
     open_studies,
+    recorded,
     scored,
     shown_config,
     shown_record,
@@ -35,7 +36,7 @@ from attnlab.compare.runs import curves
 from attnlab.config import flatten
 from attnlab.errors import UserError
 from attnlab.quantize.training import packed_bytes
-from attnlab.runs.record import Record, read_record
+from attnlab.runs.record import Record
 from attnlab.sweep.study import Study, read_confirmation
 from attnlab.train.cost import LayerCore
 from attnlab.train.setup import ROUNDING
@@ -66,7 +67,7 @@ class Costs:
       peak_bytes: of the training step.
       weight_bytes: of parameters and buffers, as `attnlab quantize` stores them; `None` where no study was trained with
         few bits.
-      bits: of these for a parameter, in the mean.
+      bits: of these for a parameter, on average.
     """
 
     parameters: float
@@ -226,7 +227,7 @@ def gather(
 def _curves(study: Study) -> dict[str, Sequence[tuple[int, float]]]:
     """The metric and the training loss of the study's best trial over steps."""
     best = study.best()
-    record = None if best is None else _record(study.workdir(best.number))
+    record = None if best is None else recorded(study.workdir(best.number))
     return {} if record is None else curves(record, study.sweep.metric)
 
 
@@ -288,7 +289,7 @@ def _fixed_settings(study: Study, confirmation: Study) -> dict[str, Any]:
 
 def _trial(study: Study, trial: FrozenTrial, out: pathlib.Path, *, confirms: bool) -> Trial:
     workdir = study.workdir(trial.number)
-    record = _record(workdir)
+    record = recorded(workdir)
     best = study.best()
     notes, complete = trial.user_attrs, trial.state == TrialState.COMPLETE
     return Trial(
@@ -306,10 +307,6 @@ def _trial(study: Study, trial: FrozenTrial, out: pathlib.Path, *, confirms: boo
         tokens_per_second=None if record is None else record.tokens_per_second,
         device=None if record is None else record.facts['device_kind'],
     )
-
-
-def _record(workdir: pathlib.Path) -> Record | None:
-    return read_record(workdir) if (workdir / 'run.json').exists() else None
 
 
 def slices(record: Record, metric: str) -> dict[str, float]:
@@ -391,16 +388,16 @@ def _companion(studies: Sequence[Study]) -> tuple[str, str] | None:
 
 
 def _companion_row(study: Study, row: StudyResult, metric: str, goal: str) -> StudyResult:
-    """The row by another metric, as the finished trials recorded it."""
+    """The row by another metric, as the finished trials recorded it at their ends."""
     finished = [trial for trial in study.trials() if trial.state.is_finished()]
     points = []
     for trial, point in zip(finished, row.points, strict=True):
-        record = _record(study.workdir(trial.number))
+        record = recorded(study.workdir(trial.number))
         if record is not None and metric in record.last and math.isfinite(record.last[metric]):
             found = record.measured(metric)
-            points.append(dataclasses.replace(point, value=found.mean, noise=found.noise))
+            points.append(dataclasses.replace(point, value=found.mean, even=None, noise=found.noise))
         else:
-            points.append(dataclasses.replace(point, value=None, noise=None))
+            points.append(dataclasses.replace(point, value=None, even=None, noise=None))
     return dataclasses.replace(row, points=tuple(points), goal=goal, metric=metric, confirmed=())
 
 
@@ -409,7 +406,7 @@ def _kernels(study: Study, trials: Sequence[Trial]) -> tuple[tuple[Kernel, int],
     counts: Counter[Kernel] = Counter()
     for trial in trials:
         parent = study.folder / 'confirm' if trial.confirms else study.folder
-        record = _record(parent / 'trials' / f'{trial.number:04}')
+        record = recorded(parent / 'trials' / f'{trial.number:04}')
         if record is not None:
             path = record.folder / 'run.json'
             ran = (LayerCore.described(entry, path) for entry in record.implementations)

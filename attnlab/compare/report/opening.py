@@ -273,7 +273,7 @@ def _score(score: Measured, digits: int) -> str:
 
 
 def evidence(score: Measured) -> str:
-    """Of how many seeds or, of one, of how many documents or examples a score is."""
+    """How many seeds a score is from or, where it is one, how many documents or examples."""
     if score.kind in ('examples', 'documents'):
         return f'1 seed, {score.n:,} {score.kind}'
     seeds = '1 seed' if score.n == 1 else f'{score.n} seeds'

@@ -282,8 +282,9 @@ def _rates(contents: Contents) -> str:
     return (
         f'Every trial of a study, those of the others in grey behind it, all on the same axes. {shapes}Filled: ran to '
         'the end; hollow: pruned, with its value at that step; cross at the upper edge: failed. Where several trials '
-        'share a rate, the line is their median and the band reaches from the least to the most.'
-    )
+        'share a rate, the line is their median and the band reaches from the least to the most. '
+        f'{html.escape(contents.comparison.at_an_end)}'
+    ).strip()
 
 
 def _measured_on(contents: Contents) -> str:

@@ -311,7 +311,7 @@ def decimals(values: Sequence[float], significant: int = 4) -> int:
 
 
 def number(value: float, digits: int) -> str:
-    """A number with so many decimals; in powers of ten where it would be longer than anyone reads."""
+    """A number with `digits` decimals; in powers of ten where it would be longer than anyone reads."""
     return f'{value:.{digits}f}' if abs(value) < 1e6 else f'{value:.3e}'
 
 

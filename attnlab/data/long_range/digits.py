@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from attnlab.data.long_range.dataset import Dataset, Example, Kind, known_split
-from attnlab.errors import UserError
+from attnlab.errors import UserError, optional
 
 SIDE = 8
 """Pixels of a side, as they are."""
@@ -55,9 +55,5 @@ class Digits(Dataset):
 
 @functools.cache
 def _digits() -> tuple[np.ndarray, np.ndarray]:
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise UserError("Digits needs scikit-learn: pip install 'attnlab[offline]'") from error
-    images, labels = load_digits(return_X_y=True)
+    images, labels = optional('sklearn.datasets', 'Digits').load_digits(return_X_y=True)
     return images.astype(np.uint8).reshape(-1, SIDE, SIDE), labels

@@ -11,7 +11,7 @@ import numpy as np
 
 from attnlab.data.long_range.dataset import Dataset, Example, Kind, known_split
 from attnlab.data.long_range.preparable import preparable
-from attnlab.errors import UserError
+from attnlab.errors import UserError, optional
 
 FOLDER = '~/tensorflow_datasets'
 """The default folder of data sets."""
@@ -140,8 +140,4 @@ def hashes(builder: Any) -> dict[str, str]:
 
 def library() -> Any:
     """The module `tensorflow_datasets`. Raises `UserError` where it is missing."""
-    try:
-        import tensorflow_datasets
-    except ImportError as error:
-        raise UserError("prepared data sets need tensorflow_datasets: pip install 'attnlab[tfds]'") from error
-    return tensorflow_datasets
+    return optional('tensorflow_datasets', 'a prepared data set')

@@ -33,7 +33,7 @@ class TrainingBasis:
     columns: Columns = EVERY
 
     def rows(self, steps: int) -> Float[np.ndarray, 'n n']:
-        """The matrix for windows of so many steps, float32.
+        """The matrix for windows of `steps` steps, float32.
 
         Raises `UserError` for fewer training rows than twice as many, and where no variate changes.
         """

@@ -47,7 +47,7 @@ class Clock:
     minutes: int = 60
 
     def dates(self, rows: int) -> Dates:
-        """Of so many rows."""
+        """The dates of `rows` rows."""
         return read_dates([self.start])[0] + np.arange(rows) * np.timedelta64(self.minutes * 60, 's')
 
 

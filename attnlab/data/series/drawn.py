@@ -230,7 +230,7 @@ class DrawnSeries(Series):
 
     @property
     def season(self) -> int:  # type: ignore[override]
-        """That of the process."""
+        """The season of the process."""
         return self.of.season
 
     @property

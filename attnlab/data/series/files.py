@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import gzip
 import hashlib
-import importlib
 import pathlib
 import tokenize
 import zipfile
@@ -16,7 +15,7 @@ import numpy as np
 
 from attnlab.data.series.dates import Dates, read_dates
 from attnlab.data.series.series import Counts, Series, Shares, Values, check_values
-from attnlab.errors import UserError, nearest
+from attnlab.errors import UserError, nearest, optional
 
 DELIMITERS = ',;\t'
 NUMBERS = ('int', 'uint', 'float', 'double', 'halffloat', 'bool', 'decimal')
@@ -74,11 +73,11 @@ class CSVSeries(TableSeries):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the header."""
+        """The names in the header."""
         return self.columns or table(_existing(self.path)).names
 
     def dates(self) -> Dates | None:
-        """Those of the first column, if it holds no numbers. Raises `UserError` for what is no date."""
+        """The dates in the first column, if it holds no numbers. Raises `UserError` for what is no date."""
         return table_dates(_existing(self.path))
 
     def values(self) -> Values:
@@ -95,11 +94,11 @@ class ParquetSeries(TableSeries):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the columns of numbers."""
+        """The names of the columns of numbers."""
         return self.columns or parquet_columns(_existing(self.path))[1]
 
     def dates(self) -> Dates | None:
-        """Those of the column of times, or of the first, if it holds texts."""
+        """The dates in the column of times, or in the first, if it holds texts."""
         path = _existing(self.path)
         name = parquet_columns(path)[0]
         if name is None:
@@ -266,10 +265,7 @@ def digest(path: pathlib.Path) -> str:
 
 
 def _parquet(module: str = 'pyarrow.parquet') -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise UserError("Parquet needs pyarrow: pip install 'attnlab[parquet]'") from error
+    return optional(module, 'Parquet')
 
 
 def _existing(path: str) -> pathlib.Path:

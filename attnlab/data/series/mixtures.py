@@ -61,7 +61,7 @@ class Tones:
             )
 
     def draw(self, rng: np.random.Generator, sources: int, length: int) -> Signals:
-        """Draws the sources of a mixture. Raises `UserError` where so many fundamentals cannot be as far apart."""
+        """Draws the sources of a mixture. Raises `UserError` where there is no room for fundamentals so far apart."""
         gap = np.log(self.apart)
         free = np.log(self.high / self.low) - (sources - 1) * gap
         if free < 0:

@@ -212,7 +212,7 @@ class PublishedSeries(Series):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the header, where the file has one."""
+        """The names in the header, where the file has one."""
         path = self.path()
         return self.columns or (super().names if path.suffix == '.npz' else table(path).names)
 
@@ -233,7 +233,7 @@ class PublishedSeries(Series):
         return self.published.every
 
     def dates(self) -> Dates | None:
-        """Of the file, if it has any."""
+        """The dates of the file, if it has any."""
         return None if self.every is None else table_dates(self.path())
 
     def values(self) -> Values:

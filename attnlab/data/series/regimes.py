@@ -42,7 +42,7 @@ class RegimeWindows(Distribution):
         return Kind(classes=len(self.angles), length=self.steps)
 
     def law(self, label: int) -> Autoregression:
-        """That of a regime."""
+        """The law of a regime."""
         return Autoregression((2 * self.radius * float(np.cos(self.angles[label])), -(self.radius**2)))
 
     def draw(self, stream: np.random.SeedSequence) -> Example:

@@ -71,16 +71,16 @@ class Series(abc.ABC):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the columns; their indices where they have none."""
+        """The names of the columns; their indices where they have none."""
         return tuple(map(str, range(self.variates)))
 
     @property
     def told_names(self) -> tuple[str, ...] | None:
-        """Of the columns, where they are known before a file is had that may have to be downloaded; else `None`."""
+        """The names of the columns, if known before a file is had that may have to be downloaded; else `None`."""
         return self.names
 
     def dates(self) -> Dates | None:
-        """Of the rows; `None`: they have none."""
+        """The dates of the rows; `None`: they have none."""
         return None
 
     @property
@@ -111,7 +111,7 @@ class Borders:
 
 
 def borders(series: Series, rows: int) -> Borders:
-    """The borders of a series of so many rows."""
+    """The borders of a series of `rows` rows."""
     ends = np.cumsum([0, *series.split.counts(rows)]).tolist()
     return Borders(MappingProxyType({split: (ends[i], ends[i + 1]) for i, split in enumerate(SPLITS)}))
 

@@ -86,7 +86,7 @@ class ShippedSeries(Series):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the electrodes, or what was measured."""
+        """The names of the electrodes, or of what was measured."""
         return self.columns or SHIPPED[self.name].names
 
     def values(self) -> Values:

@@ -14,7 +14,7 @@ FEATURES: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     'squares': lambda x: (np.square(x, dtype=np.float64) - 1) / np.sqrt(2),
     'network': lambda x: represented(x, 3),
 }
-"""Of points `n dim`, as many numbers, whose squares add up to `dim` in the mean: no family is known by its scale."""
+"""Of points `n dim`, as many numbers, whose squares add up to `dim` on average: no family is known by its scale."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class FunctionMixture(Problem):
     All families are as likely. Baselines are squared errors of predictions from the points before:
 
     - `bayes`: the posterior mean, `sum_k p_k m_k`: `m_k` the mean given that the function is of family `k`, and `p_k`
-      how likely that is by then. No predictor has a smaller error in the mean. Exact, since families are Gaussian.
+      how likely that is by then. No predictor has a smaller error on average. Exact, since families are Gaussian.
     - `only_NAME`: `m_k`, the prediction of one who takes all functions to be of one family.
     - `zero`: predicting zero.
 
@@ -132,7 +132,7 @@ class FunctionDensity(FunctionMixture):
     By default functions are linear, and half of them are seen with ten times the noise, which has to be found out.
     Baselines are negative log-likelihoods in nats, `-log p(y_i)`:
 
-    - `bayes`: of the exact posterior, `sum_k p_k N(m_k, v_k)`. No density has a smaller one in the mean.
+    - `bayes`: of the exact posterior, `sum_k p_k N(m_k, v_k)`. No density has a smaller one on average.
     - `one_normal`: of the normal density with mean and variance of that, the best that one normal density does.
     - `only_NAME`: of `N(m_k, v_k)`.
     - `prior`: of the exact density where nothing was seen.

@@ -17,7 +17,7 @@ class PlantedSample:
 
     `least` is `-log p` of the planted mixture itself.
 
-    Raises `UserError` for a split that there is not.
+    Raises `UserError` for an unknown split.
     """
 
     planted: PlantedExperts

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import types
 from collections import defaultdict
 from typing import Any, Literal, NamedTuple
 
@@ -11,7 +10,7 @@ from jaxtyping import Int
 
 from attnlab.data.text.pattern import NEVER, Pattern
 from attnlab.data.text.tokenizers import Tokenizer
-from attnlab.errors import UserError
+from attnlab.errors import UserError, optional
 
 START = 'start'
 """The rule that a whole text is."""
@@ -254,7 +253,7 @@ Rule = tuple[int, tuple[int, ...]]
 
 def _read(text: str) -> tuple[list[Rule], list[Terminal], list[str]]:
     """The rules, terminals and names of nonterminals of a grammar; nonterminal 0 is the whole text."""
-    library = _library()
+    library = optional('lark', 'a grammar')
     try:
         made = library.Lark(text, parser='earley', lexer='dynamic_complete', start=START)
     except (library.exceptions.LarkError, OSError) as error:
@@ -318,11 +317,3 @@ def _least(rules: list[Rule], terminals: list[Terminal], count: int) -> list[flo
             if found < least[name]:
                 least[name], better = found, True
     return least
-
-
-def _library() -> types.ModuleType:
-    try:
-        import lark
-    except ImportError as error:
-        raise UserError("grammars need the lark library: pip install 'attnlab[grammar]'") from error
-    return lark

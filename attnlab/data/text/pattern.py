@@ -4,7 +4,6 @@ import functools
 import pathlib
 import subprocess
 import sys
-import types
 from collections.abc import Iterable
 from typing import Literal
 
@@ -14,7 +13,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import dijkstra
 
 from attnlab.data.text.tokenizers import Tokenizer
-from attnlab.errors import UserError
+from attnlab.errors import UserError, optional
 
 END = '\U0010ffff'.encode()
 """What stands for the end of a text; no text has it where it could end."""
@@ -123,7 +122,7 @@ def _automaton(expression: str) -> tuple[dict[int, dict[int, int]], set[int], in
     The library's automata prefer the first of alternatives that match, so that of `a|ab` only `a` does. With an end
     to be read after the text none is preferred before its end.
     """
-    library = _library()
+    library = optional('outlines_core', 'a pattern')
     _check_size(expression)
     bytes_ = library.Vocabulary(256, {bytes([byte]): [byte] for byte in range(256)})
     try:
@@ -175,11 +174,3 @@ def _rest(rows: Iterable[Int[np.ndarray, 'n']], matches: Bool[np.ndarray, 's']) 
     graph = csr_array(backwards, shape=(len(matches), len(matches)))
     steps = dijkstra(graph, indices=np.flatnonzero(matches), unweighted=True, min_only=True)
     return np.where(np.isfinite(steps), steps, NEVER).astype(np.int32)
-
-
-def _library() -> types.ModuleType:
-    try:
-        import outlines_core
-    except ImportError as error:
-        raise UserError("patterns need the outlines-core library: pip install 'attnlab[regex]'") from error
-    return outlines_core

@@ -3,13 +3,12 @@
 import dataclasses
 import hashlib
 import pathlib
-import types
 from collections.abc import Iterator
 from typing import Any
 
 from attnlab.data import cache
 from attnlab.data.text.corpus import Corpus, Document
-from attnlab.errors import UserError, nearest
+from attnlab.errors import UserError, nearest, optional
 
 TOGETHER = 256
 """Examples read at a time, ten times faster than reading them one by one."""
@@ -97,7 +96,9 @@ class TfdsText(Corpus):
 
     def _prepared(self) -> Any:
         """The builder, after its corpus is on disk."""
-        tfds, builders = _libraries()
+        tfds = optional('tensorflow_datasets', 'TfdsText')
+        from attnlab.data.text import builders
+
         folder = pathlib.Path(self.data_dir).expanduser()
         kind = getattr(builders, self._listed.builder)
         _, _, config = self.name.partition('/')
@@ -114,13 +115,3 @@ class TfdsText(Corpus):
                 f'{builder.data_dir} holds {form} files, which only TensorFlow reads; name another data_dir'
             )
         return builder
-
-
-def _libraries() -> tuple[types.ModuleType, types.ModuleType]:
-    try:
-        import tensorflow_datasets
-
-        from attnlab.data.text import builders
-    except ImportError as error:
-        raise UserError("TfdsText needs tensorflow_datasets: pip install 'attnlab[tfds]'") from error
-    return tensorflow_datasets, builders

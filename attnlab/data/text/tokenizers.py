@@ -10,7 +10,6 @@ import functools
 import hashlib
 import json
 import pathlib
-import types
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,7 +17,7 @@ import numpy as np
 from jaxtyping import Int32, Integer, UInt
 
 from attnlab.data import cache
-from attnlab.errors import UserError
+from attnlab.errors import UserError, optional
 
 PIECE = 2**20
 """Texts longer than this many bytes are encoded piece by piece, each cut after a line's end, to bound memory."""
@@ -226,13 +225,25 @@ def _check_definition(tokenizer: TrainedBytePairs) -> None:
     count = len(read.token_bytes)
     try:
         known = read._encoder.get_vocab_size()
-    except UserError:
+    except (UserError, ImportError):
         raise
     # The library raises no class of its own.
     except Exception as error:
         raise ValueError(str(error)) from error
     if not count == known == tokenizer.vocab:
         raise ValueError(f'vocab is {tokenizer.vocab}, and the definition has {known} tokens')
+
+
+def encode_prompt(tokenizer: Tokenizer, text: str) -> UInt[np.ndarray, 't']:
+    """The ids of a prompt. Raises `UserError` for one that is empty, or whose bytes were no text of the terminal."""
+    try:
+        content = text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f'the prompt is not UTF-8: {text!r}; give it in the encoding of the terminal') from error
+    if not text:
+        raise UserError('the prompt is empty; give at least one character')
+    (ids,) = tokenizer.encode([content])
+    return ids
 
 
 def ids_dtype(vocab: int) -> np.dtype:
@@ -279,9 +290,5 @@ def _alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-def _library() -> types.ModuleType:
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise UserError("byte pairs need the tokenizers library: pip install 'attnlab[bpe]'") from error
-    return tokenizers
+def _library() -> Any:
+    return optional('tokenizers', 'BytePairs')

@@ -103,7 +103,7 @@ class Tapered(Surface):
 
     @property
     def _areas(self) -> Float[np.ndarray, '3']:
-        """Of the side, the lower and the upper end."""
+        """The areas of the side, the lower and the upper end."""
         slant = np.hypot(self.height, self.lower - self.upper)
         return np.pi * np.array([(self.lower + self.upper) * slant, self.lower**2, self.upper**2])
 

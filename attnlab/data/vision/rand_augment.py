@@ -1,9 +1,9 @@
 """RandAugment: a few changes of an image, drawn out of fourteen, all of one strength; numpy, to the bit as pillow."""
 
+import abc
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int, UInt8
@@ -132,7 +132,7 @@ def autocontrasted(image: Bytes, level: float) -> Bytes:
 
 
 def equalized(image: Bytes, level: float) -> Bytes:
-    """Every channel mapped so that values up to any are about as many as that value is large."""
+    """Histogram equalisation of each channel: maps values so that they are spread about evenly over 0 to 255."""
 
     def table(counts: Int[np.ndarray, '256']) -> Int[np.ndarray, '256']:
         there = counts[counts > 0]
@@ -155,13 +155,11 @@ def _by_channel(image: Bytes, table: Callable[[Int[np.ndarray, '256']], Int[np.n
     return np.stack(mapped, axis=-1).reshape(image.shape)
 
 
-@dataclasses.dataclass(frozen=True)
-class Operation:
-    """One of the changes.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Operation(abc.ABC):
+    """One of the changes, which has a level.
 
     Attributes:
-      change: of the level and the sides gives how places are moved, or of an image and the level the image.
-      moves: whether it moves pixels, and so the classes of pixels too.
       low: the level at strength 0.
       high: that at the greatest; `None`: there are no levels.
       of_side: which side of the image, height or width, levels are multiples of; `None`: neither.
@@ -169,8 +167,6 @@ class Operation:
       whole: whether levels are rounded to whole numbers.
     """
 
-    change: Callable[..., Any]
-    moves: bool = False
     low: float = 0.0
     high: float | None = None
     of_side: int | None = None
@@ -186,22 +182,49 @@ class Operation:
             level = self.low - float(np.round(self.low - level))
         return level if self.of_side is None else level * (height, width)[self.of_side]
 
+    @abc.abstractmethod
+    def changed(self, pictures: list[Picture], level: float) -> list[Picture]:
+        """An image and what goes with it, changed at a level."""
 
-OPERATIONS = {
-    'identity': Operation(lambda image, level: image, signed=False),
-    'shear_x': Operation(sheared_x, moves=True, high=0.3),
-    'shear_y': Operation(sheared_y, moves=True, high=0.3),
-    'translate_x': Operation(translated_x, moves=True, high=150 / 331, of_side=1),
-    'translate_y': Operation(translated_y, moves=True, high=150 / 331, of_side=0),
-    'rotate': Operation(rotated, moves=True, high=30.0),
-    'brightness': Operation(brightness, high=0.9),
-    'color': Operation(color, high=0.9),
-    'contrast': Operation(contrast, high=0.9),
-    'sharpness': Operation(sharpness, high=0.9),
-    'posterize': Operation(posterized, low=8.0, high=4.0, signed=False, whole=True),
-    'solarize': Operation(solarized, low=255.0, high=0.0, signed=False),
-    'autocontrast': Operation(autocontrasted, signed=False),
-    'equalize': Operation(equalized, signed=False),
+
+@dataclasses.dataclass(frozen=True)
+class Warp(Operation):
+    """Moves pixels, and the classes of pixels too, as a matrix says that is of the level, the height and the width."""
+
+    matrix: Callable[[float, int, int], Affine]
+
+    def changed(self, pictures: list[Picture], level: float) -> list[Picture]:
+        """An image and what goes with it, all moved alike."""
+        matrix = self.matrix(level, *pictures[0].shape[:2])
+        return [warped(each, matrix) for each in pictures]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recolour(Operation):
+    """Gives pixels other values, those of the image that `change` makes of one and the level."""
+
+    change: Callable[[Bytes, float], Bytes]
+
+    def changed(self, pictures: list[Picture], level: float) -> list[Picture]:
+        """The image changed, and what goes with it as it is."""
+        return [self.change(pictures[0], level), *pictures[1:]]
+
+
+OPERATIONS: dict[str, Operation] = {
+    'identity': Recolour(lambda image, level: image, signed=False),
+    'shear_x': Warp(sheared_x, high=0.3),
+    'shear_y': Warp(sheared_y, high=0.3),
+    'translate_x': Warp(translated_x, high=150 / 331, of_side=1),
+    'translate_y': Warp(translated_y, high=150 / 331, of_side=0),
+    'rotate': Warp(rotated, high=30.0),
+    'brightness': Recolour(brightness, high=0.9),
+    'color': Recolour(color, high=0.9),
+    'contrast': Recolour(contrast, high=0.9),
+    'sharpness': Recolour(sharpness, high=0.9),
+    'posterize': Recolour(posterized, low=8.0, high=4.0, signed=False, whole=True),
+    'solarize': Recolour(solarized, low=255.0, high=0.0, signed=False),
+    'autocontrast': Recolour(autocontrasted, signed=False),
+    'equalize': Recolour(equalized, signed=False),
 }
 """The changes and their levels as torchvision has them (`RandAugment`)."""
 
@@ -242,13 +265,5 @@ class RandAugment(Transform):
             level = operation.level(self.magnitude / (self.bins - 1), *pictures[0].shape[:2])
             if rng.random() < 0.5 and operation.signed:
                 level = -level
-            pictures = changed(pictures, operation, level)
+            pictures = operation.changed(pictures, level)
         return pictures
-
-
-def changed(pictures: list[Picture], operation: Operation, level: float) -> list[Picture]:
-    """An image and what goes with it, changed by an operation at a level."""
-    if operation.moves:
-        matrix = operation.change(level, *pictures[0].shape[:2])
-        return [warped(each, matrix) for each in pictures]
-    return [operation.change(pictures[0], level), *pictures[1:]]

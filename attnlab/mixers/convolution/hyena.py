@@ -62,7 +62,7 @@ class Hyena(Mixer):
     filter of `filters`; all but the maps is in float32 or better. A stream keeps all inputs of the convolutions, as a
     filter has no state of fixed size, and a call beyond the `length` of the state gives NaN. It is read in blocks of
     `w` tokens, about the root of `s log s` for a state of `s`: a step sums over the inputs of its own block, and what
-    those before it give to the next `w` tokens is convolved once a block, so that a step costs `O(w d)` in the mean.
+    those before it give to the next `w` tokens is convolved once a block, so that a step costs `O(w d)` on average.
     Poli et al. 2023, https://arxiv.org/abs/2302.10866.
 
     Raises `UserError` for an order below 2.

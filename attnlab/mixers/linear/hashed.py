@@ -106,7 +106,7 @@ class HashedAttention(Mixer):
         return UnitNorm(eps=1e-12).wide(self.query(wide).reshape(*x.shape[:2], self.heads, -1))
 
     def fit(self, x: Sequence, ctx: Context, key: Array) -> None:
-        """Fits the hash, in place, to the queries of `x`, of padding none, unless it has been fitted before.
+        """Fits the hash, in place, to the queries of `x` without padding, unless it has been fitted before.
 
         Of longer rows `SAMPLED` tokens are read, evenly apart; `key` draws which of them are anchors.
         """

@@ -92,5 +92,5 @@ class Cluster(Module):
         return next_token_loss(self.down(hidden), self.weight[...], targets)
 
     def log_probabilities(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:
-        """Of all tokens in the cluster."""
+        """`log p` of all tokens in the cluster."""
         return jax.nn.log_softmax(linear_logits(self.down(hidden), self.weight[...]))

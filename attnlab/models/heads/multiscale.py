@@ -58,7 +58,7 @@ class MultiscaleHead(Head):
         return jnp.tensordot(jnp.stack(found, axis=-1), self.shares().astype(found[0].dtype), axes=1)
 
     def forecasts(self, hidden: Float[Array, '*b d']) -> list[Array]:
-        """Those of every scale, the finest first, in float32."""
+        """The logits of every scale, the finest first, in float32."""
         borders = [sum(self.widths[:place]) for place in range(1, len(self.widths))]
         parts = jnp.split(wide(hidden), borders, axis=-1)
         return [head.logits(part) for head, part in zip(self.heads, parts, strict=True)]

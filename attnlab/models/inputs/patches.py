@@ -217,7 +217,7 @@ class ToldPatches(Patches):
         return super().__call__(tokens[..., : -self.told], dtype)
 
     def condition(self, tokens: Pixels) -> Float[Array, 'b m']:
-        """That of every row, in float32."""
+        """The condition of every row, in float32."""
         return self.second(jax.nn.silu(self.first(tokens[:, 0, -self.told :].astype(jnp.float32))))
 
 

@@ -47,7 +47,7 @@ class SeriesInputs(Inputs):
         return dataclasses.replace(ctx, positions=positions, segments=None, grid=None)
 
     def rows(self, windows: int) -> int:
-        """How many rows of tokens there are for so many windows."""
+        """How many rows of tokens there are for `windows` windows."""
         return windows
 
 
@@ -96,7 +96,7 @@ class Patching(SeriesInputs):
         self.apart: Any = self.reader(dim, rngs)
 
     def count(self, steps: int) -> int:
-        """How many patches so many steps are. Raises `UserError` where they leave one out."""
+        """How many patches `steps` steps are. Raises `UserError` where they leave one out."""
         covered = steps + self.repeat_last - self.patch
         if covered < 0 or covered % self.stride:
             raise UserError(

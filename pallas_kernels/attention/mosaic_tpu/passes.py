@@ -16,6 +16,7 @@ from pallas_kernels.attention.mosaic_tpu.gradients import pull_bias, pull_keys, 
 from pallas_kernels.attention.mosaic_tpu.output import follow, read
 from pallas_kernels.attention.mosaic_tpu.sweep import Call, Part, Parts, call_of
 from pallas_kernels.attention.problem import Operands, Rule
+from pallas_kernels.mosaic_tpu.launch import factor_type
 from pallas_kernels.target import Target
 
 CHANNELS = 16
@@ -97,7 +98,7 @@ def backward(here: Target, rule: Rule, operands: Operands, kept: vjp.Residuals, 
 
 def _inputs(call: Call, operands: Operands) -> Parts:
     """The operands as the kernels take them."""
-    key_type, value_type = _factor_type(operands.q, operands.k), _factor_type(operands.v)
+    key_type, value_type = factor_type(operands.q, operands.k), factor_type(operands.v)
     parts = {
         'q': call.pad('bgr.t', _channels(operands.q.astype(key_type)).swapaxes(3, 4)),
         'k': call.pad('bgs.', _channels(operands.k.astype(key_type))),
@@ -120,7 +121,7 @@ def _bias(call: Call, bias: jax.Array) -> Part:
     """A bias with its one dimension across, or with both; only then it keeps its type, for the memory."""
     t, s = bias.shape[3:]
     if t > 1 and s > 1:
-        return call.pad('bgrts', bias.astype(_factor_type(bias)))
+        return call.pad('bgrts', bias.astype(factor_type(bias)))
     bias = bias.astype(jnp.float32)
     if t > 1:
         return call.pad('bgr.t', bias.swapaxes(3, 4))
@@ -140,9 +141,3 @@ def _time_last_but_one(call: Call, array: jax.Array) -> jax.Array:
 def _channels(array: jax.Array) -> jax.Array:
     """An array with channels of zeros behind its last dimension."""
     return jnp.pad(array, ((0, 0),) * (array.ndim - 1) + ((0, -array.shape[-1] % CHANNELS),))
-
-
-def _factor_type(*arrays: jax.Array) -> jnp.dtype:
-    """The type of the factors of a product: there is no matrix unit for other 16-bit numbers than bfloat16."""
-    dtype = jnp.result_type(*arrays)
-    return dtype if dtype == jnp.bfloat16 else jnp.dtype(jnp.float32)

@@ -22,12 +22,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import tiling
 from pallas_kernels.matrix_state.decays import LEAST_LOG_DECAY, REACH, RUN, WRITE
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import HEADS_FIRST, TILE, Layout, iota
 from pallas_kernels.mosaic_gpu.products_sm90 import accumulate
 from pallas_kernels.target import Target
 
-HALVES = 6
+HALVES = tiling.HALVES
 """The sizes of the halves of a chunk: 1, 2, 4, ... steps."""
 
 LEVELS = (6, 4, 0)

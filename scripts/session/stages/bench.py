@@ -24,7 +24,7 @@ RIVALS = {
 }
 """Third-party kernels, which have separate cases, since they may crash or hang."""
 
-ROUNDS = 3
+ROUNDS = timing.ENOUGH
 
 
 def cases(small: bool) -> list[Case]:
@@ -68,7 +68,7 @@ def names(core: str) -> list[str]:
 
 def _figures(line: measure.Measurement) -> dict[str, Any]:
     names = ('contender', 'implementation', 'ratio', 'low', 'high', 'tflops', 'gigabytes', 'ceiling', 'temporary_mib',
-             'compile_seconds')  # fmt: skip
+             'compile_seconds', 'rounds')  # fmt: skip
     return {'milliseconds': line.quartiles, **{name: getattr(line, name) for name in names}}
 
 

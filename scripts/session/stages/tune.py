@@ -21,7 +21,8 @@ from scripts.session.cases import Case
 from scripts.session.turn import Turn
 
 SECONDS = 300.0
-ROUNDS = 5
+ROUNDS = 10
+"""A candidate that is as fast as the rule is so in all of them once in 1,024 times: of 17 candidates, in 1.7 %."""
 
 CALLS = (
     ('attention', 0, 128),
@@ -113,6 +114,7 @@ def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
                 'ratio': one.ratio,
                 'low': one.low,
                 'high': one.high,
+                'most': one.most,
             }
             for name, one in times.items()
         ],
@@ -135,8 +137,8 @@ def difference(results: Sequence[jax.Array], expected: Sequence[jax.Array]) -> s
 def tables(sessions: Sequence[pathlib.Path], folder: pathlib.Path) -> Iterator[str]:
     """Writes the tables of the devices in the records of sessions, and says what of each was done.
 
-    A candidate takes the place of the rule where its 95 % interval lies below the rule's time; of several the fastest
-    one does. What an earlier table has of other calls stays.
+    A candidate takes the place of the rule where it was faster in every round; of several the fastest one does. What an
+    earlier table has of other calls stays.
 
     Raises ValueError for records without measurements, and for times of interpreted kernels.
     """
@@ -164,7 +166,9 @@ def _write(kind: str, measured: Sequence[lines.Line], path: pathlib.Path) -> str
             'ratio': candidate['ratio'],
             **{name: line[name] for name in ('commit', 'versions', 'time') if name in line},
         }
-        if candidate['high'] < 1 and (asked not in best or found['ratio'] < best[asked]['ratio']):
+        # Records of five rounds, whose greatest is the end of the interval, do not have it by itself.
+        faster = candidate.get('most', candidate['high']) < 1
+        if faster and (asked not in best or found['ratio'] < best[asked]['ratio']):
             best[asked] = found
     before = tuning.entries(path, kind) if path.exists() else []
     kept = [entry for entry in before if tuning.entry(str(path), entry)[0] not in tried]

@@ -111,6 +111,17 @@ def test_failed_trials_count_as_the_worst_whatever_the_goal():
     assert StudyResult('a', 1.0, 1.0, (Point(1.0, 0, 'failed', None),), 'min', ()).statistics == {}
 
 
+def test_at_equal_steps_a_failed_trial_is_no_better_than_those_that_did_not_fail():
+    points = (
+        Point(1e-3, 0, 'done', 2.0, 40, 4.0),
+        Point(1e-2, 0, 'pruned', 3.0, 10, 3.0),
+        Point(1e-1, 0, 'failed', None, 10, 1.0),
+    )
+    row = StudyResult('a', 1.0, 1.0, points, 'min', ())
+    assert row.statistics['area'].mean == pytest.approx((3.5 + 3.5) / 2)
+    assert row.statistics['top quarter'].mean == 2.0
+
+
 def test_shares_end_at_one_by_what_they_are_of():
     points = (Point(1e-3, 0, 'done', 0.9), Point(1e-2, 1, 'done', 0.99), Point(1e-1, 0, 'done', 0.98))
     of_loss = StudyResult('a', 1.0, 1.0, points, 'max', (0.9, 1.4, 1.5), metric='valid/accuracy', score='test/gain')
@@ -151,6 +162,28 @@ def test_areas_are_of_values_at_equal_steps_and_seeds_have_the_noise_of_the_test
     assert row.statistics['confirmed'].half_width > 1.96 * 0.5
 
 
+def ranked(name, *trials, metric='valid/loss', goal='min'):
+    points = tuple(Point(rate, 0, 'failed' if value is None else 'done', value) for rate, value in trials)
+    return StudyResult(name, 1.0, 1.0, points, goal, (), metric=metric)
+
+
+def test_studies_that_are_best_at_an_end_of_the_rates_are_named(capsys):
+    inside = ranked('inside', (1e-3, 2.0), (1e-2, 1.0), (1e-1, 3.0))
+    failed = ranked('failed above', (1e-3, 2.0), (1e-2, 1.0), (1e-1, None))
+    alike = ranked('as good inside', (1e-3, 1.0), (1e-2, 1.0), (1e-1, 3.0))
+    whole = ranked('all', (1e-3, 1.0), (1e-2, 0.5), metric='test/accuracy', goal='max')
+    low, high = ranked('low', (1e-3, 1.0), (1e-2, 2.0)), ranked('high', (1e-3, 0.5), (1e-2, 0.7), goal='max')
+    others = (inside, failed, alike, whole, ranked('one', (1e-3, 1.0)), ranked('none', (1e-3, None), (1e-2, None)))
+    assert not Comparison('valid/loss', 'params', 0.01, others, ()).at_an_end
+    some = Comparison('valid/loss', 'params', 0.01, (low, *others, high), ())
+    assert some.at_an_end == 'Best at an end of the rates tried, beyond which there may be better: low, high.'
+    both = Comparison('valid/loss', 'params', 0.01, (low, high), ())
+    assert both.at_an_end == 'Best at an end of the rates tried, beyond which there may be better: every study.'
+    assert _table('recall', some).endswith(some.at_an_end)
+    print_comparison(some, Printer(Console(width=300)))
+    assert some.at_an_end in capsys.readouterr().out
+
+
 TRIED = tuple(Point(10.0**-place, 0, 'done', 0.5 + 0.1 * place, noise=0.03) for place in (1, 2, 3))
 
 
@@ -174,25 +207,49 @@ def test_trials_have_the_noise_of_the_test_set_where_it_is_known_of_all_that_did
     ],
 )
 def test_what_intervals_over_trials_leave_out_is_said(noise, counted, said):
-    points = tuple(dataclasses.replace(point, noise=noise) for point in TRIED)
+    points = tuple(dataclasses.replace(point, rate=1.0, noise=noise) for point in TRIED)
     rows = tuple(StudyResult(name, 1.0, 1.0, points, 'max', (), counted=counted) for name in 'ab')
     found = Comparison('test/accuracy', 'params', 0.01, rows, ())
     assert found.left_out.startswith(said) and bool(found.left_out) == bool(said)
     assert _table('recall', found).endswith(found.left_out or '|')
 
 
-def test_the_noise_of_a_trial_is_what_its_run_wrote_down(study, tmp_path, monkeypatch):
+def records(monkeypatch, base, noises):
+    """Runs by their directory that leave a loss, whose noise is given, and what else a comparison reads."""
     monkeypatch.setitem(MEASURES, 'train_flops', lambda setup: 1e3)
-    opened = study('one')
-    run = opened.workdir(0)
-    run.mkdir(parents=True)
-    (run / 'run.json').write_text('{}')
-    last = {'valid/loss': 2.0, 'valid/loss_low': 2.0 - 1.959964 * 0.25, 'valid/loss_high': 2.0 + 1.959964 * 0.25}
     facts = {'parameters': 1, 'flops_per_token': 1.0, 'state_bytes_per_sequence': {}, 'data': {}}
-    record = Record(run, opened.sweep.base, 24, last, facts, None)
-    monkeypatch.setattr(comparison, 'read_record', lambda workdir: record)
+
+    def read(run):
+        width = 1.959964 * noises[run]
+        last = {'valid/loss': 2.0, 'valid/loss_low': 2.0 - width, 'valid/loss_high': 2.0 + width}
+        return Record(run, base, 24, last, facts, None)
+
+    for run in noises:
+        run.mkdir(parents=True)
+        (run / 'run.json').write_text('{}')
+    monkeypatch.setattr(comparison, 'read_record', read)
+
+
+def test_the_noise_of_a_trial_is_what_its_run_wrote_down(study, tmp_path, monkeypatch):
+    opened = study('one')
+    records(monkeypatch, opened.sweep.base, {opened.workdir(0): 0.25})
     first, second, *_ = compare([tmp_path / 'one'], 'params', 0.01).rows[0].points
     assert first.noise == pytest.approx(0.25) and second.noise is None
+
+
+@pytest.mark.parametrize(('kept', 'noise'), [(3, math.sqrt((9 + 1 + 4) / 3)), (1, 3.0), (0, 0.1)])
+def test_a_confirmation_has_the_noise_of_the_runs_that_confirm(study, tmp_path, monkeypatch, kept, noise):
+    """That of the best trial serves where none of them left a record."""
+    opened = study('one', confirm=3)
+    confirmed(opened, (0.9, 0.902, 0.901))
+    confirming = {confirmation(opened, None).workdir(number): found for number, found in enumerate((3.0, 1.0, 2.0))}
+    records(
+        monkeypatch,
+        opened.sweep.base,
+        {opened.workdir(opened.best().number): 0.1, **dict(list(confirming.items())[:kept])},
+    )
+    (row,) = compare([tmp_path / 'one'], 'params', 0.01).rows
+    assert row.noise == pytest.approx(noise) and row.statistics['confirmed'].noise == row.noise
 
 
 @pytest.mark.parametrize(

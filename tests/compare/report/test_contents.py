@@ -89,6 +89,7 @@ def study(tmp_path):
             value = claim.drawn['rate']
             config = opened.sweep.config(claim.number, claim.drawn)
             write_run(opened.workdir(claim.number), config, value, device, digest)
+            claim.trial.report(value + 1, 6)
             if claim.number == 1:
                 opened.tell(claim, TrialState.FAIL, reason='step 3: loss nan')
             else:
@@ -127,6 +128,7 @@ def test_what_runs_recorded_is_what_is_shown(study, tmp_path):
         assert best.value == min(trial.value for trial in shown.trials if trial.value is not None)
         assert best.lengths == {1: best.value, 2: best.value + 0.5}
         assert shown.companion.statistics['best'].mean == 1 - best.value
+        assert shown.row.points[0].even is not None and all(one.even is None for one in shown.companion.points)
     assert contents.companion == 'valid/accuracy' and contents.length == 16
     assert all(one.equal for one in contents.equalities if one.required)
     assert not differing([study.settings for study in contents.studies])
@@ -306,7 +308,7 @@ def test_a_real_study_is_reported_twice_with_the_same_bytes(tmp_path, monkeypatc
 def test_lengths_of_every_run_are_of_the_metric_that_is_reported(monkeypatch, tmp_path):
     last = {'valid/1x/accuracy': 0.9, 'valid/2x/accuracy': 0.8, 'test/1x/accuracy': 0.7, 'test/2x/accuracy': 0.6}
     record = mock.Mock(spec=Record, last=last, tokens_per_second=1.0, facts={'device_kind': 'cpu'})
-    monkeypatch.setattr(contents, '_record', lambda folder: record)
+    monkeypatch.setattr(contents, 'recorded', lambda folder: record)
     found = mock.Mock(spec=FrozenTrial, number=0, state=TrialState.COMPLETE, user_attrs={}, value=0.9)
     study = mock.Mock(
         spec=Study,

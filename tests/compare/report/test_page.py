@@ -262,6 +262,7 @@ def test_the_page_says_what_it_should(contents, files):
     failed = sum(trial.state == 'failed' for study in contents.studies for trial in study.trials)
     assert failed and text.count('the first that is not finite: stack.layers[3].mixer') == failed
     assert contents.notices[0] in text
+    assert html.escape(contents.comparison.at_an_end) in text
     fair = dataclasses.replace(contents.comparison, reasons=())
     text = bare(dataclasses.replace(contents, comparison=fair, notices=()))
     assert 'NOT MATCHED' not in text and 'Matched by params within ±1.0%' in text and '<aside' not in text

@@ -45,7 +45,7 @@ def test_larger_digits_repeat_their_pixels():
 def test_without_the_library_the_extra_is_named(monkeypatch):
     _digits.cache_clear()
     monkeypatch.setitem(sys.modules, 'sklearn.datasets', None)
-    with pytest.raises(UserError, match=r"pip install 'attnlab\[offline\]'"):
+    with pytest.raises(UserError, match=r'pip install "attnlab\[offline\]"'):
         Digits().rows('train')
     with pytest.raises(UserError, match="has no split 'dev'"):
         Digits().rows('dev')

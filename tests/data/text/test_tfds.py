@@ -384,7 +384,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch, tmp_path):
     source = build(spec(TfdsText, name='lm1b', data_dir=str(tmp_path)))
     monkeypatch.setitem(sys.modules, 'tensorflow_datasets', None)
     monkeypatch.delitem(sys.modules, 'attnlab.data.text.builders')
-    with pytest.raises(UserError, match=r"pip install 'attnlab\[tfds\]'"):
+    with pytest.raises(UserError, match=r'pip install "attnlab\[tfds\]"'):
         source.load('train', Bytes())
 
 

@@ -7,7 +7,14 @@ import pytest
 
 from attnlab.config import build, spec
 from attnlab.data.text import tokenizers
-from attnlab.data.text.tokenizers import BytePairs, Bytes, StreamDecoder, load_tokenizer, save_tokenizer
+from attnlab.data.text.tokenizers import (
+    BytePairs,
+    Bytes,
+    StreamDecoder,
+    encode_prompt,
+    load_tokenizer,
+    save_tokenizer,
+)
 from attnlab.errors import UserError
 
 LINE = b'the cat sat on the mat; the quick brown fox jumps over the lazy dog, and the dog over the cat.\n'
@@ -109,9 +116,16 @@ def test_vocabularies_that_cannot_be():
         BytePairs(100_000).train([TEXT])
 
 
+def test_prompts_are_text_and_not_empty():
+    np.testing.assert_array_equal(encode_prompt(Bytes(), 'aß'), [97, 195, 159])
+    for text, said in (('', 'the prompt is empty'), ('a\udcff', "the prompt is not UTF-8: 'a.udcff'; give it in")):
+        with pytest.raises(UserError, match=said):
+            encode_prompt(Bytes(), text)
+
+
 def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, 'tokenizers', None)
-    with pytest.raises(UserError, match=r"pip install 'attnlab\[bpe\]'"):
+    with pytest.raises(UserError, match=r'pip install "attnlab\[bpe\]"'):
         BytePairs().train([TEXT])
 
 

@@ -9,7 +9,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.pipeline import batches
 from attnlab.data.vision.augment import Augmentation
-from attnlab.data.vision.rand_augment import OPERATIONS, RandAugment, changed
+from attnlab.data.vision.rand_augment import OPERATIONS, RandAugment, Warp
 from attnlab.data.vision.shapes import Count, Segments
 from attnlab.errors import UserError
 from attnlab.tasks.images import ImageClassification, Segmentation
@@ -72,7 +72,7 @@ def test_changes_are_those_of_pillow(name):
     for picture, share, sign in itertools.product(pictures(), np.linspace(0, 1, 7), (1, -1)):
         level = operation.level(float(share), *picture.shape[:2])
         level = sign * level if operation.signed else level
-        (found,) = changed([picture], operation, level)
+        (found,) = operation.changed([picture], level)
         expected = np.asarray(BY_PILLOW[name](Image.fromarray(picture), level))
         np.testing.assert_array_equal(found, expected, err_msg=f'{picture.shape} {level}')
         assert found.dtype == np.uint8
@@ -107,8 +107,8 @@ def test_classes_of_pixels_move_with_them_and_do_not_change_otherwise():
     classes = (image // 64 + 1).astype(np.int32)
     for name, operation in OPERATIONS.items():
         level = operation.level(0.5, 12, 12)
-        first, second = changed([image, classes], operation, level)
-        if operation.moves:
+        first, second = operation.changed([image, classes], level)
+        if isinstance(operation, Warp):
             np.testing.assert_array_equal(second, np.where(first > 0, first // 64 + 1, 0), err_msg=name)
         else:
             np.testing.assert_array_equal(second, classes)
