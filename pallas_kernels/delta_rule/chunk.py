@@ -8,7 +8,6 @@ No exponent is above 0, and none is a difference: log decays are summed over exa
 write. States are transposed, `... v k`, so that decays are along their last axis, as for keys.
 """
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -31,6 +30,7 @@ class Chunk(NamedTuple):
       beta: `... c 1`.
       log_decay: `... c k`, or `... c 1` for all key channels, or `None`.
       runs: the number of document starts in the chunk up to each step, `... c 1`; or `None`.
+      erase: the keys that the state is read for, `... c k`; `None`: k.
     """
 
     q: jax.Array
@@ -38,6 +38,7 @@ class Chunk(NamedTuple):
     beta: jax.Array
     log_decay: jax.Array | None
     runs: jax.Array | None
+    erase: jax.Array | None = None
 
 
 class Weights(NamedTuple):
@@ -45,9 +46,9 @@ class Weights(NamedTuple):
 
     Attributes:
       among: weight of a step's write in a step's read for its query, `... c c`.
-      erased: weight of an earlier step's write in a step's read for its key, times beta, `... c c`.
+      erased: weight of an earlier step's write in what a step reads to erase it, times beta, `... c c`.
       q: queries that read the state before the chunk, `... c k`.
-      k: keys that read it, `... c k`.
+      k: keys that read it to erase, `... c k`.
       writes: the keys under which values are in the state after the chunk, `... c k`.
       factor: decay of the state before the chunk over the chunk, `... 1 k` or `... 1 1`.
     """
@@ -60,58 +61,78 @@ class Weights(NamedTuple):
     factor: jax.Array
 
 
-def weights(chunk: Chunk, form: Form, by_channels: Callable[[Chunk], Found] | None = None) -> Weights:
+class Keys(NamedTuple):
+    """What reads in the steps of a chunk, after their decay, and what they write under, `... c k`, with log decays."""
+
+    q: jax.Array
+    erase: jax.Array
+    k: jax.Array
+    log_decay: jax.Array
+    runs: jax.Array | None
+
+
+def weights(chunk: Chunk, form: Form, by_channels: Callable[[Keys], Found] | None = None) -> Weights:
     """Returns the weights of a chunk; its length is a power of two.
 
-    `by_channels` computes what steps, for their queries and their keys, read and write with a decay for every key
-    channel; `None`: `by_halves`.
+    `by_channels` computes what steps read and write with a decay for every key channel; `None`: `by_halves`.
     """
-    chunk = chunk._replace(q=chunk.q.astype(form.sums), k=chunk.k.astype(form.sums))
-    q, k, beta, log_decay, runs = chunk
-    if log_decay is None:
-        products, (q, k), (writes,) = Found(_plain(q, k, form), (q, k), (k,))
+    beta, runs = chunk.beta, chunk.runs
+    ((by_q,), (by_erase,)), (q, erase), (writes,) = _found(chunk, form, by_channels)
+    if chunk.log_decay is None:
         factor = jnp.ones((*beta.shape[:-2], 1, 1), form.sums)
-    elif log_decay.shape[-1] == 1:
-        products, (q, k), (writes,) = _scalar(q, k, log_decay, form)
     else:
-        products, (q, k), (writes,) = (by_channels or functools.partial(by_halves, form))(chunk)
-    (by_q,), (by_k,) = products
-    if log_decay is not None:
-        factor = jnp.exp(jnp.sum(log_decay, -2, keepdims=True))
+        factor = jnp.exp(jnp.sum(chunk.log_decay, -2, keepdims=True))
     past, seen = steps_before(q), ~steps_after(q)
     if runs is not None:
-        last = runs[..., -1:, :]
-        here = runs == runs.swapaxes(-1, -2)
+        last, here = runs[..., -1:, :], runs == runs.swapaxes(-1, -2)
         past, seen = past & here, seen & here
-        q, k, writes = jnp.where(runs == 0, q, 0), jnp.where(runs == 0, k, 0), jnp.where(runs == last, writes, 0)
-        factor = jnp.where(last == 0, factor, 0)
+        q, erase = jnp.where(runs == 0, q, 0), jnp.where(runs == 0, erase, 0)
+        writes, factor = jnp.where(runs == last, writes, 0), jnp.where(last == 0, factor, 0)
     return Weights(
-        among=jnp.where(seen, by_q, 0), erased=jnp.where(past, beta * by_k, 0), q=q, k=k, writes=writes, factor=factor
+        among=jnp.where(seen, by_q, 0),
+        erased=jnp.where(past, beta * by_erase, 0),
+        q=q,
+        k=erase,
+        writes=writes,
+        factor=factor,
     )
 
 
-def _plain(q: jax.Array, k: jax.Array, form: Form) -> tuple[Parts, Parts]:
-    return (multiply(q, k, 'nt', form),), (multiply(k, k, 'nt', form),)
+def _found(chunk: Chunk, form: Form, by_channels: Callable[[Keys], Found] | None) -> Found:
+    """What steps read and write where nothing is forgotten, for queries and for the keys that erase."""
+    q, k = chunk.q.astype(form.sums), chunk.k.astype(form.sums)
+    erase = k if chunk.erase is None else chunk.erase.astype(form.sums)
+    if chunk.log_decay is None:
+        return Found(_plain(q, erase, k, form), (q, erase), (k,))
+    keys = Keys(q, erase, k, chunk.log_decay, chunk.runs)
+    if chunk.log_decay.shape[-1] == 1:
+        return _scalar(keys, form)
+    return by_halves(keys, form) if by_channels is None else by_channels(keys)
 
 
-def _scalar(q: jax.Array, k: jax.Array, log_decay: jax.Array, form: Form) -> Found:
+def _plain(q: jax.Array, erase: jax.Array, k: jax.Array, form: Form) -> tuple[Parts, Parts]:
+    return (multiply(q, k, 'nt', form),), (multiply(erase, k, 'nt', form),)
+
+
+def _scalar(keys: Keys, form: Form) -> Found:
+    q, erase, k, log_decay, _ = keys
     # Over the steps after j up to i: a sum for every pair, so that small sums stay exact beside large ones.
     later = jnp.where(steps_before(q), log_decay, 0)
     until_now = jnp.broadcast_to(jnp.where(steps_after(q), 0, 1), later.shape)
     decay = jnp.exp(multiply(until_now, later, 'nn', exact(later)))
-    (by_q,), (by_k,) = _plain(q, k, form)
+    (by_q,), (by_erase,) = _plain(q, erase, k, form)
     row = log_decay.swapaxes(-1, -2)
     reach = jnp.exp(jnp.sum(jnp.where(steps_after(q), 0, row), axis=-1, keepdims=True))
     stays = jnp.exp(jnp.sum(jnp.where(steps_after(q), row, 0), axis=-1, keepdims=True))
-    return Found(((by_q * decay,), (by_k * decay,)), (q * reach, k * reach), (k * stays,))
+    return Found(((by_q * decay,), (by_erase * decay,)), (q * reach, erase * reach), (k * stays,))
 
 
-def by_halves(form: Form, chunk: Chunk) -> Found:
+def by_halves(keys: Keys, form: Form) -> Found:
     """What steps read and write with a decay for every key channel, by halves of blocks of 2, 4, 8, ... steps."""
-    q, k, _, log_decay, _ = chunk
-    ((by_q,), (by_k,)), sums = earlier_by_halves((q, k), (), (k,), log_decay, form)
+    q, erase, k, log_decay, _ = keys
+    ((by_q,), (by_erase,)), sums = earlier_by_halves((q, erase), (), (k,), log_decay, form)
     reach, stays = jnp.exp(sums.until_now), jnp.exp(sums.later)
-    return Found(((with_own(by_q, q, k),), (by_k,)), (q * reach, k * reach), (k * stays,))
+    return Found(((with_own(by_q, q, k),), (by_erase,)), (q * reach, erase * reach), (k * stays,))
 
 
 def step(

@@ -72,10 +72,7 @@ def weights(chunk: Chunk, found: Callable[[Chunk], vector.Found] | None = None) 
         here = runs == runs.swapaxes(-1, -2)
         seen, past = seen & here, past & here
     (by_q, by_a), (q, a), writes = (found or _portable)(chunk)
-    if log_decay is None:
-        factor = jnp.ones_like(q[..., :1, :1])
-    else:
-        factor = jnp.exp(jnp.sum(log_decay, -2, keepdims=True))
+    factor = jnp.ones_like(q[..., :1, :1]) if log_decay is None else jnp.exp(jnp.sum(log_decay, -2, keepdims=True))
     return Weights(
         among=[jnp.where(seen, weight, 0) for weight in by_q],
         earlier=[jnp.where(past, weight, 0) for weight in by_a],
@@ -111,8 +108,7 @@ def _scalar(
     reads = jnp.exp(jnp.matmul(jnp.tril(ones), after, precision=EXACT))
     reads_before = jnp.exp(jnp.matmul(jnp.tril(ones, -1), after, precision=EXACT))
     now, before, later = (
-        jnp.exp(vector.summed(which, log_decay, runs))
-        for which in (~steps_after(q), steps_before(q), steps_after(q))
+        jnp.exp(vector.summed(which, log_decay, runs)) for which in (~steps_after(q), steps_before(q), steps_after(q))
     )
     return vector.Found(
         products=(tuple(weight * reads for weight in by_q), tuple(weight * reads_before for weight in by_a)),

@@ -27,7 +27,7 @@ def diagonal_low_rank(
     if t == 0:
         return jnp.zeros((rows, 0, state.shape[1], v.shape[3]), state.dtype), state
     if t == 1:
-        return _step(q, k, v, a, b, log_decay, state, starts, scale)
+        return step(q, k, v, a, b, log_decay, state, starts, scale)
     _, h, *kv = state.shape
     tile = tiling.delta_rule(rows, t, h * max(kv), target.current().platform)
     if log_decay is not None:
@@ -52,7 +52,7 @@ def diagonal_low_rank(
     return in_groups(group, tile, state, (q, a, v, keys, log_decay), starts)
 
 
-def _step(
+def step(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
@@ -132,8 +132,8 @@ def _pull(saved: Saved, gradients: tuple[jax.Array, jax.Array]) -> tuple[Weights
     """
     does, v, (solved, reads, values, before) = saved
     do, dfinal = gradients
-    do, two = transposed(do), len(does.writes) == 2
-    c = v.shape[3]
+    do = transposed(do)
+    own = [] if len(does.writes) == 1 else [v]
 
     def chunk(dafter: jax.Array, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         dvalues, dbefore, writes, reads, factor = inputs
@@ -143,21 +143,21 @@ def _pull(saved: Saved, gradients: tuple[jax.Array, jax.Array]) -> tuple[Weights
     by_chunk = do @ does.among[0], do @ does.q, does.writes[0].swapaxes(3, 4), reads, does.factor
     dstate, (dafter, dvalues) = jax.lax.scan(chunk, dfinal.swapaxes(2, 3), by_chunk, reverse=True)
     dsolved = dvalues @ solved
-    # One product for all that is multiplied by values, and one for what is by states.
-    found = _stacked(values, *([v] if two else [])) @ jnp.concatenate([do, dsolved, dafter], axis=4)
-    pairs, writes = transposed(found[..., : 2 * c]), found[..., 2 * c :]
-    of_states = transposed(before @ jnp.concatenate([do, dsolved], axis=4))
+    both, written = jnp.concatenate([do, dsolved], axis=4), _stacked(values, *own)
+    pairs, writes = transposed(written @ both), written @ dafter
+    of_states = transposed(before @ both)
     dv = dsolved
-    if two:
+    if own:
         dv = dsolved @ does.earlier[1] + do @ does.among[1] + dafter @ does.writes[1].swapaxes(3, 4)
     shared = tuple(axis for axis, size in enumerate(does.factor.shape) if size == 1)
     number = len(does.writes)
     among, earlier = (jnp.split(rows, number, axis=4) for rows in jnp.split(pairs, 2, axis=3))
+    q, a = jnp.split(of_states, 2, axis=3)
     pulled = Weights(
         among=among,
         earlier=earlier,
-        q=of_states[:, :, :, :c],
-        a=of_states[:, :, :, c:],
+        q=q,
+        a=a,
         writes=jnp.split(writes, number, axis=3),
         factor=jnp.sum(transposed(before) * dafter, axis=shared, keepdims=True),
     )

@@ -50,8 +50,22 @@ class Found(NamedTuple):
     writes: Parts
 
 
+class _Stacked(NamedTuple):
+    """The same of r readers, one after the other, and of j keys: `.. (r c) (j c)`, `.. (r c) k` and `.. (j c) k`."""
+
+    products: jax.Array
+    reads: jax.Array
+    writes: jax.Array
+
+
 class _Saved(NamedTuple):
-    """The steps; half of what decays in a chunk, `l b h 1 k`; and what has decayed up to each step, times its inverse."""
+    """What the backward pass needs.
+
+    Attributes:
+      steps: as given.
+      half: half of the log decays of a chunk, `l b h 1 k`.
+      reach: the decay up to each step over that up to half, `l b h c k`.
+    """
 
     steps: Steps
     half: jax.Array
@@ -61,15 +75,25 @@ class _Saved(NamedTuple):
 def found(steps: Steps) -> Found:
     """Returns what steps read and write; see `Found`."""
     like = steps.keys[0]
-    return _found(steps._replace(log_decay=jnp.broadcast_to(steps.log_decay, like.shape)))
+    return _unstacked(_found(steps._replace(log_decay=jnp.broadcast_to(steps.log_decay, like.shape))), like.shape[-2])
+
+
+def by_blocks(steps: Steps) -> Found:
+    """The same whatever the decays are, by blocks of a few steps; no exponent is above 0."""
+    return _unstacked(_by_blocks(steps), steps.log_decay.shape[-2])
+
+
+def _unstacked(does: _Stacked, c: int) -> Found:
+    products = tuple(_apart(row, c, axis=-1) for row in _apart(does.products, c))
+    return Found(products, _apart(does.reads, c), _apart(does.writes, c))
 
 
 @jax.custom_vjp
-def _found(steps: Steps) -> Found:
+def _found(steps: Steps) -> _Stacked:
     return _save(steps)[0]
 
 
-def _save(steps: Steps) -> tuple[Found, _Saved]:
+def _save(steps: Steps) -> tuple[_Stacked, _Saved]:
     # Within runs, so that not even rounding passes from one document to another.
     until_now = summed(~steps_after(steps.log_decay), steps.log_decay, steps.runs)
     half = jnp.min(until_now, axis=-2, keepdims=True) / 2
@@ -77,8 +101,8 @@ def _save(steps: Steps) -> tuple[Found, _Saved]:
     return by_decay(_moderate, _at_once, _any, (saved,), rows=1), saved
 
 
-def _pull(saved: _Saved, gradients: Found) -> tuple[Steps]:
-    def moderate(saved: _Saved, gradients: Found) -> jax.Array:
+def _pull(saved: _Saved, gradients: _Stacked) -> tuple[Steps]:
+    def moderate(saved: _Saved, gradients: _Stacked) -> jax.Array:
         del gradients
         return _moderate(saved)
 
@@ -92,16 +116,10 @@ def _moderate(saved: _Saved) -> jax.Array:
     return jnp.min(saved.half, initial=0) >= -MODERATE
 
 
-def _at_once(saved: _Saved) -> Found:
+def _at_once(saved: _Saved) -> _Stacked:
     """One product of all that reads with all keys."""
     reads, keys = _scaled(saved)
-    c = saved.reach.shape[-2]
-    rows = jnp.split(reads @ keys.swapaxes(-1, -2), reads.shape[-2] // c, axis=-2)
-    return Found(
-        products=tuple(tuple(jnp.split(row, keys.shape[-2] // c, axis=-1)) for row in rows),
-        reads=_apart(reads * jnp.exp(saved.half), c),
-        writes=_apart(keys * saved.reach[..., -1:, :], c),
-    )
+    return _Stacked(reads @ keys.swapaxes(-1, -2), reads * jnp.exp(saved.half), keys * saved.reach[..., -1:, :])
 
 
 def _scaled(saved: _Saved) -> tuple[jax.Array, jax.Array]:
@@ -124,31 +142,36 @@ def _begins(runs: jax.Array) -> jax.Array:
     return jnp.concatenate([jnp.zeros_like(runs[..., :1, :], bool), runs[..., 1:, :] != runs[..., :-1, :]], axis=-2)
 
 
-def _pull_at_once(saved: _Saved, gradients: Found) -> Steps:
+def _pull_at_once(saved: _Saved, gradients: _Stacked) -> Steps:
     """The decay of step t is in each product of a step at or after t and a key before t, so that its gradient is the
     sum, over the steps from t on, of reads times their gradients minus keys times theirs.
     """
     steps, half, reach = saved
     c, now = reach.shape[-2], len(steps.now)
     reads, keys = _scaled(saved)
-    products = jnp.concatenate([jnp.concatenate(row, axis=-1) for row in gradients.products], axis=-2)
-    dreads = products @ keys + jnp.exp(half) * jnp.concatenate(gradients.reads, axis=-2)
-    dkeys = transposed(products) @ reads
-    dwrites = reach[..., -1:, :] * jnp.concatenate(gradients.writes, axis=-2)
-    at_reads, at_keys = _apart(reads * dreads, c), _apart(keys * dkeys, c)
-    from_here = sum(at_reads[:now]) - sum(at_keys)
+    dreads = gradients.products @ keys + jnp.exp(half) * gradients.reads
+    dkeys = transposed(gradients.products) @ reads
+    dwrites = reach[..., -1:, :] * gradients.writes
+    at_now, at_before = _split(reads * dreads, now * c)
+    from_here = _total(at_now, c) - _total(keys * dkeys, c)
     if steps.before:
-        from_here += _a_step_earlier(sum(at_reads[now:]), steps.runs)
-    earlier = sum(_apart(keys * dwrites, c))
-    dreads, dkeys = _apart(dreads, c), _apart(dkeys + dwrites, c)
+        from_here += _a_step_earlier(_total(at_before, c), steps.runs)
+    # Both sums as one product, of what is computed once.
+    ones = [_ones(which, reach, steps.runs) for which in (~steps_before(reach), steps_before(reach))]
+    at = jax.lax.optimization_barrier(jnp.concatenate([from_here, _total(keys * dwrites, c)], axis=-2))
+    dnow, dbefore = _split(dreads, now * c)
     return Steps(
-        now=tuple(reach * x for x in dreads[:now]),
-        before=tuple(_reach_before(saved) * x for x in dreads[now:]),
-        keys=tuple(x / reach for x in dkeys),
-        log_decay=summed(~steps_before(reach), from_here, steps.runs)
-        + summed(steps_before(reach), earlier, steps.runs),
+        now=tuple(reach * x for x in _apart(dnow, c)),
+        before=tuple(_reach_before(saved) * x for x in _apart(dbefore, c)),
+        keys=tuple(x / reach for x in _apart(dkeys + dwrites, c)),
+        log_decay=jnp.matmul(jnp.concatenate(ones, axis=-1), at, precision=EXACT),
         runs=None,
     )
+
+
+def _split(array: jax.Array, steps: int) -> tuple[jax.Array, jax.Array]:
+    """Its first steps, and the others."""
+    return array[..., :steps, :], array[..., steps:, :]
 
 
 def _a_step_earlier(array: jax.Array, runs: jax.Array | None) -> jax.Array:
@@ -159,27 +182,41 @@ def _a_step_earlier(array: jax.Array, runs: jax.Array | None) -> jax.Array:
 
 def summed(which: jax.Array, array: jax.Array, runs: jax.Array | None) -> jax.Array:
     """Over some of the steps of a chunk for each, `... c c`, those of its own run."""
+    return jnp.matmul(_ones(which, array, runs), array, precision=EXACT)
+
+
+def _ones(which: jax.Array, like: jax.Array, runs: jax.Array | None) -> jax.Array:
+    """For every head, as one matrix for all would be multiplied in another layout."""
     here = which if runs is None else which & (runs == runs.swapaxes(-1, -2))
-    return jnp.matmul(here.astype(array.dtype), array, precision=EXACT)
+    return jnp.broadcast_to(here.astype(like.dtype), (*like.shape[:-1], like.shape[-2]))
 
 
-def _apart(array: jax.Array, steps: int) -> Parts:
+def _apart(array: jax.Array, steps: int, axis: int = -2) -> Parts:
     """`... (r c) k` as arrays `... c k`."""
-    return tuple(jnp.split(array, array.shape[-2] // steps, axis=-2))
+    return tuple(jnp.split(array, array.shape[axis] // steps, axis=axis)) if array.shape[axis] else ()
 
 
-def _any(saved: _Saved) -> Found:
+def _total(array: jax.Array, steps: int) -> jax.Array:
+    """`... (r c) k` summed over r."""
+    *others, size, k = array.shape
+    return jnp.sum(array.reshape(*others, size // steps, steps, k), axis=-3)
+
+
+def _any(saved: _Saved) -> _Stacked:
     return _by_blocks(saved.steps)
 
 
-def _pull_any(saved: _Saved, gradients: Found) -> Steps:
-    *steps, runs = saved.steps
-    pulled = jax.vjp(lambda *steps: _by_blocks(Steps(*steps, runs)), *steps)[1](gradients)
-    return Steps(*pulled, None)
+def _pull_any(saved: _Saved, gradients: _Stacked) -> Steps:
+    now, before, keys, log_decay, runs = saved.steps
+
+    def found(now: Parts, before: Parts, keys: Parts, log_decay: jax.Array) -> _Stacked:
+        return _by_blocks(Steps(now, before, keys, log_decay, runs))
+
+    now, before, keys, log_decay = jax.vjp(found, now, before, keys, log_decay)[1](gradients)
+    return Steps(now, before, keys, log_decay, None)
 
 
-def _by_blocks(steps: Steps) -> Found:
-    """Whatever the decays; no exponent is above 0."""
+def _by_blocks(steps: Steps) -> _Stacked:
     now, before, keys, log_decay, runs = steps
     products = reads_by_blocks(now, before, keys, log_decay)
 
@@ -187,8 +224,8 @@ def _by_blocks(steps: Steps) -> Found:
         return jnp.exp(summed(which, log_decay, runs))
 
     reach, reach_before = left(~steps_after(log_decay)), left(steps_before(log_decay))
-    return Found(
-        products=tuple(tuple(row) for row in products),
-        reads=(*(x * reach for x in now), *(x * reach_before for x in before)),
-        writes=tuple(key * left(steps_after(log_decay)) for key in keys),
+    return _Stacked(
+        products=jnp.concatenate([jnp.concatenate(row, axis=-1) for row in products], axis=-2),
+        reads=jnp.concatenate([*(x * reach for x in now), *(x * reach_before for x in before)], axis=-2),
+        writes=jnp.concatenate([key * left(steps_after(log_decay)) for key in keys], axis=-2),
     )
