@@ -118,19 +118,21 @@ def _moderate(saved: _Saved) -> jax.Array:
 
 def _at_once(saved: _Saved) -> _Stacked:
     """One product of all that reads with all keys."""
-    reads, keys = _scaled(saved)
+    reads, keys = _scaled(saved, _reach_before(saved))
     return _Stacked(reads @ keys.swapaxes(-1, -2), reads * jnp.exp(saved.half), keys * saved.reach[..., -1:, :])
 
 
-def _scaled(saved: _Saved) -> tuple[jax.Array, jax.Array]:
+def _scaled(saved: _Saved, reach_before: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Everything that reads, `l b h (r c) k`, and all keys, as they are around half of what decays."""
     now, before, keys, *_ = saved.steps
-    reads = [x * saved.reach for x in now] + [x * _reach_before(saved) for x in before]
+    reads = [x * saved.reach for x in now] + [x * reach_before for x in before]
     return jnp.concatenate(reads, axis=-2), jnp.concatenate([key / saved.reach for key in keys], axis=-2)
 
 
 def _reach_before(saved: _Saved) -> jax.Array:
-    """What has decayed up to the step before each."""
+    """What has decayed up to the step before each, where something reads that."""
+    if not saved.steps.before:
+        return saved.reach
     start = jnp.exp(-saved.half)
     earlier = jnp.concatenate([start, saved.reach[..., :-1, :]], axis=-2)
     runs = saved.steps.runs
@@ -148,7 +150,8 @@ def _pull_at_once(saved: _Saved, gradients: _Stacked) -> Steps:
     """
     steps, half, reach = saved
     c, now = reach.shape[-2], len(steps.now)
-    reads, keys = _scaled(saved)
+    reach_before = _reach_before(saved)
+    reads, keys = _scaled(saved, reach_before)
     dreads = gradients.products @ keys + jnp.exp(half) * gradients.reads
     dkeys = transposed(gradients.products) @ reads
     dwrites = reach[..., -1:, :] * gradients.writes
@@ -162,7 +165,7 @@ def _pull_at_once(saved: _Saved, gradients: _Stacked) -> Steps:
     dnow, dbefore = _split(dreads, now * c)
     return Steps(
         now=tuple(reach * x for x in _apart(dnow, c)),
-        before=tuple(_reach_before(saved) * x for x in _apart(dbefore, c)),
+        before=tuple(reach_before * x for x in _apart(dbefore, c)),
         keys=tuple(x / reach for x in _apart(dkeys + dwrites, c)),
         log_decay=jnp.matmul(jnp.concatenate(ones, axis=-1), at, precision=EXACT),
         runs=None,
