@@ -5,6 +5,7 @@ decays in the chunk this is one product of `x exp(G - G_half)` and `key exp(G_ha
 Where decays are too strong for that, chunks are read by blocks of a few steps.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -63,8 +64,8 @@ class _Saved(NamedTuple):
 
     Attributes:
       steps: as given.
-      half: half of the log decays of a chunk, `l b h 1 k`.
-      reach: the decay up to each step over that up to half, `l b h c k`.
+      half: the square root of the decay over a chunk, `l b h 1 k`.
+      reach: the decay up to each step, over `half`, `l b h c k`.
     """
 
     steps: Steps
@@ -97,7 +98,7 @@ def _save(steps: Steps) -> tuple[_Stacked, _Saved]:
     # Within runs, so that not even rounding passes from one document to another.
     until_now = summed(~steps_after(steps.log_decay), steps.log_decay, steps.runs)
     half = jnp.min(until_now, axis=-2, keepdims=True) / 2
-    saved = _Saved(steps, half, jnp.exp(jnp.minimum(until_now - half, MODERATE)))
+    saved = _Saved(steps, jnp.exp(half), jnp.exp(jnp.minimum(until_now - half, MODERATE)))
     return by_decay(_moderate, _at_once, _any, (saved,), rows=1), saved
 
 
@@ -113,13 +114,13 @@ _found.defvjp(_save, _pull)
 
 
 def _moderate(saved: _Saved) -> jax.Array:
-    return jnp.min(saved.half, initial=0) >= -MODERATE
+    return jnp.min(saved.half, initial=1) >= math.exp(-MODERATE)
 
 
 def _at_once(saved: _Saved) -> _Stacked:
     """One product of all that reads with all keys."""
     reads, keys = _scaled(saved, _reach_before(saved))
-    return _Stacked(reads @ keys.swapaxes(-1, -2), reads * jnp.exp(saved.half), keys * saved.reach[..., -1:, :])
+    return _Stacked(reads @ keys.swapaxes(-1, -2), reads * saved.half, keys * saved.reach[..., -1:, :])
 
 
 def _scaled(saved: _Saved, reach_before: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -133,7 +134,7 @@ def _reach_before(saved: _Saved) -> jax.Array:
     """What has decayed up to the step before each, where something reads that."""
     if not saved.steps.before:
         return saved.reach
-    start = jnp.exp(-saved.half)
+    start = 1 / saved.half
     earlier = jnp.concatenate([start, saved.reach[..., :-1, :]], axis=-2)
     runs = saved.steps.runs
     return earlier if runs is None else jnp.where(_begins(runs), start, earlier)
@@ -152,7 +153,7 @@ def _pull_at_once(saved: _Saved, gradients: _Stacked) -> Steps:
     c, now = reach.shape[-2], len(steps.now)
     reach_before = _reach_before(saved)
     reads, keys = _scaled(saved, reach_before)
-    dreads = gradients.products @ keys + jnp.exp(half) * gradients.reads
+    dreads = gradients.products @ keys + half * gradients.reads
     dkeys = transposed(gradients.products) @ reads
     dwrites = reach[..., -1:, :] * gradients.writes
     at_now, at_before = _split(reads * dreads, now * c)
