@@ -1,7 +1,7 @@
 """What steps of chunks read and write with a decay for every key channel, in the portable form, and its gradients.
 
-With G the log decays summed, a step t reads a key s through `sum_k x_tk key_sk exp(G_tk - G_sk)`. Around half of what
-decays in the chunk this is one product of `x exp(G - G_half)` and `key exp(G_half - G)`, as long as neither overflows.
+With G the log decays summed, a step t reads a key s through `sum_k x_tk key_sk exp(G_tk - G_sk)`. With H half of what
+decays in the chunk this is one product of `x exp(G - H)` and `key exp(H - G)`, as long as neither overflows.
 Where decays are too strong for that, chunks are read by blocks of a few steps.
 """
 
