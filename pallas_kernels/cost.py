@@ -276,8 +276,8 @@ def _moved(taken: int, given: int) -> tuple[int, int]:
 
 PORTABLE_EXPONENTIALS = {
     'linear_attention': (1, 1, 3, 5),
-    'delta_rule': (1, 2, 4, 6),
-    'diagonal_low_rank': (2, 3, 6, 9),
+    'delta_rule': (1, 2, 1, 1),
+    'diagonal_low_rank': (2, 3, 1, 1),
 }
 """Exponentials of a step of portable forms: for each other step of its chunk, and alone, where decays are numbers; for
 each channel where they are vectors that decay moderately, forward and backward."""

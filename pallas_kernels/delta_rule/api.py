@@ -6,7 +6,7 @@ import jax
 
 from pallas_kernels import arguments, cost, dispatch, target
 from pallas_kernels.arguments import checked
-from pallas_kernels.delta_rule import erasing, reference, xla
+from pallas_kernels.delta_rule import reference, xla
 from pallas_kernels.matrix_state.arguments import Canonical, canonical
 
 CORE = 'delta_rule'
@@ -87,7 +87,7 @@ def _with_erase(
     kernel = functools.partial(dispatch.kernel, made_by='with_erase')
     return {
         'reference': dispatch.Candidate(reference.delta_rule),
-        'xla': dispatch.Candidate(erasing.delta_rule),
+        'xla': dispatch.Candidate(xla.delta_rule),
         'mosaic_gpu': kernel(CORE, 'mosaic_gpu', here, q, k, v, call.log_decay, call.state, erase),
         'mosaic_tpu': kernel(CORE, 'mosaic_tpu', here, k, v, call.state),
     }

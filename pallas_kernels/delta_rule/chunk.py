@@ -18,6 +18,7 @@ from pallas_kernels.matrix_state.halves import earlier_by_halves, with_own
 from pallas_kernels.matrix_state.inverse import inverse_again
 from pallas_kernels.matrix_state.places import steps_after, steps_before
 from pallas_kernels.matrix_state.products import Form, exact, multiply
+from pallas_kernels.matrix_state.vector import Found, Parts
 
 
 class Chunk(NamedTuple):
@@ -29,6 +30,7 @@ class Chunk(NamedTuple):
       beta: `... c 1`.
       log_decay: `... c k`, or `... c 1` for all key channels, or `None`.
       runs: the number of document starts in the chunk up to each step, `... c 1`; or `None`.
+      erase: the keys that the state is read for, `... c k`; `None`: k.
     """
 
     q: jax.Array
@@ -36,6 +38,7 @@ class Chunk(NamedTuple):
     beta: jax.Array
     log_decay: jax.Array | None
     runs: jax.Array | None
+    erase: jax.Array | None = None
 
 
 class Weights(NamedTuple):
@@ -43,9 +46,9 @@ class Weights(NamedTuple):
 
     Attributes:
       among: weight of a step's write in a step's read for its query, `... c c`.
-      erased: weight of an earlier step's write in a step's read for its key, times beta, `... c c`.
+      erased: weight of an earlier step's write in what a step reads to erase it, times beta, `... c c`.
       q: queries that read the state before the chunk, `... c k`.
-      k: keys that read it, `... c k`.
+      k: keys that read it to erase, `... c k`.
       writes: the keys under which values are in the state after the chunk, `... c k`.
       factor: decay of the state before the chunk over the chunk, `... 1 k` or `... 1 1`.
     """
@@ -58,70 +61,78 @@ class Weights(NamedTuple):
     factor: jax.Array
 
 
-Products = Callable[[jax.Array, jax.Array, jax.Array, Form], tuple[jax.Array, jax.Array, jax.Array, jax.Array]]
-"""From q, k and log decays, `... c k`, to products of queries and of keys with keys, `... c c`, and the log decays
-up to each step and after it."""
+class Keys(NamedTuple):
+    """What reads in the steps of a chunk, after their decay, and what they write under, `... c k`, with log decays."""
+
+    q: jax.Array
+    erase: jax.Array
+    k: jax.Array
+    log_decay: jax.Array
+    runs: jax.Array | None
 
 
-def weights(chunk: Chunk, form: Form, vector: Products | None = None) -> Weights:
+def weights(chunk: Chunk, form: Form, by_channels: Callable[[Keys], Found] | None = None) -> Weights:
     """Returns the weights of a chunk; its length is a power of two.
 
-    `vector` computes products with a decay for every key channel; `None`: `by_halves`.
+    `by_channels` computes what steps read and write with a decay for every key channel; `None`: `by_halves`.
     """
-    q, k, beta, log_decay, runs = chunk
-    q, k = q.astype(form.sums), k.astype(form.sums)
-    if log_decay is None:
-        since = until = jnp.zeros(beta.shape, form.sums)
-        by_q, by_k = _plain(q, k, form)
-    elif log_decay.shape[-1] == 1:
-        by_q, by_k, since, until = _scalar(q, k, log_decay, form)
+    beta, runs = chunk.beta, chunk.runs
+    ((by_q,), (by_erase,)), (q, erase), (writes,) = _found(chunk, form, by_channels)
+    if chunk.log_decay is None:
+        factor = jnp.ones((*beta.shape[:-2], 1, 1), form.sums)
     else:
-        by_q, by_k, since, until = (vector or by_halves)(q, k, log_decay, form)
-    factor = jnp.ones_like(since[..., :1, :]) if log_decay is None else jnp.exp(jnp.sum(log_decay, -2, keepdims=True))
-    reach, stays = jnp.exp(since), jnp.exp(until)
+        factor = jnp.exp(jnp.sum(chunk.log_decay, -2, keepdims=True))
     past, seen = steps_before(q), ~steps_after(q)
     if runs is not None:
-        last = runs[..., -1:, :]
-        here = runs == runs.swapaxes(-1, -2)
+        last, here = runs[..., -1:, :], runs == runs.swapaxes(-1, -2)
         past, seen = past & here, seen & here
-        reach, stays = jnp.where(runs == 0, reach, 0), jnp.where(runs == last, stays, 0)
-        factor = jnp.where(last == 0, factor, 0)
+        q, erase = jnp.where(runs == 0, q, 0), jnp.where(runs == 0, erase, 0)
+        writes, factor = jnp.where(runs == last, writes, 0), jnp.where(last == 0, factor, 0)
     return Weights(
         among=jnp.where(seen, by_q, 0),
-        erased=jnp.where(past, beta * by_k, 0),
-        q=q * reach,
-        k=k * reach,
-        writes=k * stays,
+        erased=jnp.where(past, beta * by_erase, 0),
+        q=q,
+        k=erase,
+        writes=writes,
         factor=factor,
     )
 
 
-def _plain(q: jax.Array, k: jax.Array, form: Form) -> tuple[jax.Array, jax.Array]:
-    return multiply(q, k, 'nt', form), multiply(k, k, 'nt', form)
+def _found(chunk: Chunk, form: Form, by_channels: Callable[[Keys], Found] | None) -> Found:
+    """What steps read and write where nothing is forgotten, for queries and for the keys that erase."""
+    q, k = chunk.q.astype(form.sums), chunk.k.astype(form.sums)
+    erase = k if chunk.erase is None else chunk.erase.astype(form.sums)
+    if chunk.log_decay is None:
+        return Found(_plain(q, erase, k, form), (q, erase), (k,))
+    keys = Keys(q, erase, k, chunk.log_decay, chunk.runs)
+    if chunk.log_decay.shape[-1] == 1:
+        return _scalar(keys, form)
+    return by_halves(keys, form) if by_channels is None else by_channels(keys)
 
 
-def _scalar(
-    q: jax.Array, k: jax.Array, log_decay: jax.Array, form: Form
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Products of queries and of keys with keys, and the log decays up to each step and after it."""
+def _plain(q: jax.Array, erase: jax.Array, k: jax.Array, form: Form) -> tuple[Parts, Parts]:
+    return (multiply(q, k, 'nt', form),), (multiply(erase, k, 'nt', form),)
+
+
+def _scalar(keys: Keys, form: Form) -> Found:
+    q, erase, k, log_decay, _ = keys
     # Over the steps after j up to i: a sum for every pair, so that small sums stay exact beside large ones.
     later = jnp.where(steps_before(q), log_decay, 0)
     until_now = jnp.broadcast_to(jnp.where(steps_after(q), 0, 1), later.shape)
-    between = multiply(until_now, later, 'nn', exact(later))
-    decay = jnp.exp(between)
-    by_q, by_k = _plain(q, k, form)
+    decay = jnp.exp(multiply(until_now, later, 'nn', exact(later)))
+    (by_q,), (by_erase,) = _plain(q, erase, k, form)
     row = log_decay.swapaxes(-1, -2)
-    since = jnp.sum(jnp.where(steps_after(q), 0, row), axis=-1, keepdims=True)
-    until = jnp.sum(jnp.where(steps_after(q), row, 0), axis=-1, keepdims=True)
-    return by_q * decay, by_k * decay, since, until
+    reach = jnp.exp(jnp.sum(jnp.where(steps_after(q), 0, row), axis=-1, keepdims=True))
+    stays = jnp.exp(jnp.sum(jnp.where(steps_after(q), row, 0), axis=-1, keepdims=True))
+    return Found(((by_q * decay,), (by_erase * decay,)), (q * reach, erase * reach), (k * stays,))
 
 
-def by_halves(
-    q: jax.Array, k: jax.Array, log_decay: jax.Array, form: Form
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The same, with decays for every key channel: halves of blocks of 2, 4, 8, ... steps."""
-    ((by_q,), (by_k,)), sums = earlier_by_halves((q, k), (), (k,), log_decay, form)
-    return with_own(by_q, q, k), by_k, sums.until_now, sums.later
+def by_halves(keys: Keys, form: Form) -> Found:
+    """What steps read and write with a decay for every key channel, by halves of blocks of 2, 4, 8, ... steps."""
+    q, erase, k, log_decay, _ = keys
+    ((by_q,), (by_erase,)), sums = earlier_by_halves((q, erase), (), (k,), log_decay, form)
+    reach, stays = jnp.exp(sums.until_now), jnp.exp(sums.later)
+    return Found(((with_own(by_q, q, k),), (by_erase,)), (q * reach, erase * reach), (k * stays,))
 
 
 def step(

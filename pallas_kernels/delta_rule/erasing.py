@@ -1,12 +1,10 @@
-"""`delta_rule` with erase keys of their own, by the forms of `diagonal_low_rank`."""
+"""`delta_rule` with erase keys of their own, by forms of `diagonal_low_rank`: its kernels, and a step alone."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-
-from pallas_kernels.diagonal_low_rank import xla
 
 Form = Callable[..., tuple[jax.Array, jax.Array]]
 
@@ -22,7 +20,7 @@ def delta_rule(
     scale: float,
     erase: jax.Array,
     *,
-    run: Form = xla.diagonal_low_rank,
+    run: Form,
     operands: jnp.dtype | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """See `reference.delta_rule`.

@@ -1,14 +1,15 @@
 """The portable form of `delta_rule`: groups of chunks in order, with all that does not depend on the state at once."""
 
-import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels import target, tiling
-from pallas_kernels.delta_rule import erasing, vector
-from pallas_kernels.delta_rule.chunk import Chunk, Weights, weights
+from pallas_kernels.delta_rule import erasing
+from pallas_kernels.delta_rule.chunk import Chunk, Keys, Weights, weights
+from pallas_kernels.diagonal_low_rank.xla import step
+from pallas_kernels.matrix_state import vector
 from pallas_kernels.matrix_state.chunks import Arrays, cut, in_groups, join, transposed
 from pallas_kernels.matrix_state.inverse import inverse
 from pallas_kernels.matrix_state.products import Form
@@ -23,36 +24,48 @@ def delta_rule(
     state: jax.Array,
     starts: jax.Array | None,
     scale: float,
+    erase: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """See `reference.delta_rule`."""
     b, t = q.shape[:2]
     if t == 0:
         return jnp.zeros((b, 0, state.shape[1], v.shape[3]), state.dtype), state
     if t == 1:
-        return erasing.delta_rule(q, k, v, beta, log_decay, state, starts, scale, k)
+        keys = k if erase is None else erase
+        return erasing.delta_rule(q, k, v, beta, log_decay, state, starts, scale, keys, run=step)
     _, h, *kv = state.shape
-    is_vector = log_decay is not None and log_decay.shape[3] > 1
     tile = tiling.delta_rule(b, t, h * max(kv), target.current().platform)
     if log_decay is not None:
-        log_decay = jnp.broadcast_to(log_decay, (log_decay.shape[0], t, *log_decay.shape[2:]))
+        log_decay = jnp.broadcast_to(log_decay, (b, t, *log_decay.shape[2:]))
+        if starts is not None:
+            log_decay = jnp.where(starts[:, :, None, None], 0, log_decay)
 
     def group(state: jax.Array, arrays: Arrays, starts: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         dtype = state.dtype
-        q, k, v, beta, log_decay = arrays
+        q, k, v, others, log_decay = arrays
         chunks = cut(q, k, v, log_decay, starts, tile.steps)
-        beta = cut(beta, beta, beta, None, None, tile.steps).q
+        others = tuple(cut(array, array, array, None, None, tile.steps).q for array in others)
         # Chunks first, as the loop over them reads them; the barrier keeps the compiler from copying the array
         # to another layout for every use.
-        chunks, beta = jax.lax.optimization_barrier(jax.tree.map(lambda array: array.swapaxes(0, 1), (chunks, beta)))
-        q, k, v = (jnp.repeat(array.astype(dtype), h // array.shape[2], axis=2) for array in chunks[:3])
-        form = Form(dtype, dtype)
-        chunk = Chunk(scale * q, k, beta, chunks.log_decay, chunks.runs)
-        products = functools.partial(vector.products, runs=chunk.runs) if is_vector else None
-        does = weights(chunk, form, products)
+        chunks, others = jax.lax.optimization_barrier(
+            jax.tree.map(lambda array: array.swapaxes(0, 1), (chunks, others))
+        )
+        q, k, v, beta, *erase = (
+            jnp.repeat(array.astype(dtype), h // array.shape[2], axis=2) for array in (*chunks[:3], *others)
+        )
+        chunk = Chunk(scale * q, k, beta, chunks.log_decay, chunks.runs, *erase)
+        does = weights(chunk, Form(dtype, dtype), _by_channels)
         o, final = _read(does, beta, v, state)
         return final, join(o.swapaxes(0, 1))
 
-    return in_groups(group, tile, state, (q, k, v, beta[..., None], log_decay), starts)
+    others = (beta[..., None],) if erase is None else (beta[..., None], erase)
+    return in_groups(group, tile, state, (q, k, v, others, log_decay), starts)
+
+
+def _by_channels(keys: Keys) -> vector.Found:
+    """All that reads does so after the state has decayed in its step."""
+    q, erase, k, log_decay, runs = keys
+    return vector.found(vector.Steps((q, erase), (), (k,), log_decay, runs))
 
 
 class _Found(NamedTuple):

@@ -5,11 +5,12 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.diagonal_low_rank.chunk import Chunk, Pairs, weights
+from pallas_kernels.diagonal_low_rank.chunk import Chunk, weights
 from pallas_kernels.matrix_state.halves import Summed, earlier_by_halves, with_own
 from pallas_kernels.matrix_state.inverse import inverse_again
 from pallas_kernels.matrix_state.places import steps_after, steps_before
 from pallas_kernels.matrix_state.products import Form, exact, multiply
+from pallas_kernels.matrix_state.vector import Found, Parts
 
 
 def step(
@@ -19,7 +20,7 @@ def step(
 
     `solved` is that inverse, if it was kept.
     """
-    does = weights(chunk, functools.partial(products, form))
+    does = weights(chunk, functools.partial(found, form))
     solved = inverse_again(-does.earlier[0], solved)
     written = v if len(chunk.keys) == 1 else multiply(does.earlier[1], v, 'nn', form)
     values = multiply(solved, written + multiply(does.a, state, 'nt', form), 'nn', form)
@@ -31,27 +32,31 @@ def step(
     return o, after, solved
 
 
-def products(form: Form, chunk: Chunk) -> tuple[Pairs, Summed]:
-    """What steps read of one another, and the sums of log decays: over exactly the steps between, as in `delta_rule`.
+def found(form: Form, chunk: Chunk) -> Found:
+    """What steps read and write, with log decays summed over exactly the steps between, as in `delta_rule`.
 
     No exponent is above 0. Sums run over the starts of documents too, where masks hide what comes of them.
     """
     q, a, keys, log_decay, _ = chunk
     if log_decay is None:
-        return _plain(q, a, keys, form), Summed(*(jnp.zeros((*q.shape[:-1], 1), form.sums),) * 3)
+        return Found(_plain(q, a, keys, form), (q, a), keys)
     if log_decay.shape[-1] == 1:
-        return _scalar(q, a, keys, log_decay, form)
-    (by_q, by_a), sums = earlier_by_halves((q,), (a,), keys, log_decay, form)
-    return ([with_own(weight, q, key) for weight, key in zip(by_q, keys, strict=True)], by_a), sums
+        products, sums = _scalar(q, a, keys, log_decay, form)
+    else:
+        (by_q, by_a), sums = earlier_by_halves((q,), (a,), keys, log_decay, form)
+        by_q = [with_own(weight, q, key) for weight, key in zip(by_q, keys, strict=True)]
+        products = tuple(by_q), tuple(by_a)
+    now, before, later = (jnp.exp(decay) for decay in sums)
+    return Found(products, (q * now, a * before), tuple(key * later for key in keys))
 
 
-def _plain(q: jax.Array, a: jax.Array, keys: tuple[jax.Array, ...], form: Form) -> Pairs:
-    return [multiply(q, key, 'nt', form) for key in keys], [multiply(a, key, 'nt', form) for key in keys]
+def _plain(q: jax.Array, a: jax.Array, keys: Parts, form: Form) -> tuple[Parts, ...]:
+    return tuple(tuple(multiply(x, key, 'nt', form) for key in keys) for x in (q, a))
 
 
 def _scalar(
-    q: jax.Array, a: jax.Array, keys: tuple[jax.Array, ...], log_decay: jax.Array, form: Form
-) -> tuple[Pairs, Summed]:
+    q: jax.Array, a: jax.Array, keys: Parts, log_decay: jax.Array, form: Form
+) -> tuple[tuple[Parts, ...], Summed]:
     row = log_decay.swapaxes(-1, -2)
     sums = Summed(
         *(jnp.sum(jnp.where(which, row, 0), axis=-1, keepdims=True)
@@ -65,4 +70,4 @@ def _scalar(
 
     by_q, by_a = _plain(q, a, keys, form)
     reads, reads_before = between(~steps_after(q)), between(steps_before(q))
-    return ([weight * reads for weight in by_q], [weight * reads_before for weight in by_a]), sums
+    return (tuple(weight * reads for weight in by_q), tuple(weight * reads_before for weight in by_a)), sums

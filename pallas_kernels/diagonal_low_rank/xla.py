@@ -1,10 +1,12 @@
 """The portable form of `diagonal_low_rank`: groups of chunks in order, all that does not wait for the state at once."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels import target, tiling
-from pallas_kernels.diagonal_low_rank.chunk import Chunk, weights
+from pallas_kernels.diagonal_low_rank.chunk import Chunk, Weights, weights
 from pallas_kernels.matrix_state.chunks import Arrays, cut, in_groups, join, transposed
 from pallas_kernels.matrix_state.inverse import inverse
 
@@ -25,7 +27,7 @@ def diagonal_low_rank(
     if t == 0:
         return jnp.zeros((rows, 0, state.shape[1], v.shape[3]), state.dtype), state
     if t == 1:
-        return _step(q, k, v, a, b, log_decay, state, starts, scale)
+        return step(q, k, v, a, b, log_decay, state, starts, scale)
     _, h, *kv = state.shape
     tile = tiling.delta_rule(rows, t, h * max(kv), target.current().platform)
     if log_decay is not None:
@@ -43,13 +45,14 @@ def diagonal_low_rank(
         # anew for every use.
         chunks, keys = jax.lax.optimization_barrier(jax.tree.map(lambda array: array.swapaxes(0, 1), (chunks, keys)))
         q, a, v, *keys = (jnp.repeat(x.astype(dtype), h // x.shape[2], axis=2) for x in (*chunks[:3], *keys))
-        o, final = _read(Chunk(scale * q, a, tuple(keys), chunks.log_decay, chunks.runs), v, state)
+        does = weights(Chunk(scale * q, a, tuple(keys), chunks.log_decay, chunks.runs))
+        o, final = _read(does, v, state)
         return final, join(o.swapaxes(0, 1))
 
     return in_groups(group, tile, state, (q, a, v, keys, log_decay), starts)
 
 
-def _step(
+def step(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
@@ -85,76 +88,85 @@ def _step(
     return o[:, None], final
 
 
-def _read(chunk: Chunk, v: jax.Array, state: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """What steps read, `l b h c v`, and the state after the last chunk; see `chunk`."""
-    does = weights(chunk)
-    solved = inverse(-does.earlier[0], target.current().platform)
-    reads = solved @ does.a
-    if len(chunk.keys) == 1:
-        values, before, final = _sweep(reads, does.writes[0], does.factor, solved @ v, None, state)
-        return does.q @ before + does.among[0] @ values, final
-    values, before, final = _sweep(
-        reads, does.writes[0], does.factor, solved @ (does.earlier[1] @ v), (does.writes[1], v), state
-    )
-    return does.q @ before + does.among[0] @ values + does.among[1] @ v, final
+class _Found(NamedTuple):
+    """What the backward pass needs besides weights: the inverse, `l b h c c`, what each `a` reads of the state after
+    it, `l b h c k`, the values written under the first keys, `l b h c v`, and the state before each chunk, `l b h k v`.
+    """
 
-
-More = tuple[jax.Array, jax.Array] | None
-Swept = tuple[jax.Array, jax.Array, jax.Array]
+    solved: jax.Array
+    reads: jax.Array
+    values: jax.Array
+    before: jax.Array
 
 
 @jax.custom_vjp
-def _sweep(
-    reads: jax.Array, writes: jax.Array, factor: jax.Array, written: jax.Array, more: More, state: jax.Array
-) -> Swept:
-    """The values of each chunk, `l b h c v`, the states before it, `l b h k v`, and the last one, `b h k v`.
-
-    `values = written + reads S`, `S' = factor S + writes^T values`, and `+ keys^T v` for `more` keys and values. Keys
-    and `reads` are `l b h c k`, `written` is like the values, `factor` is `l b h 1 k` or `... 1 1`.
-    """
-    return _save(reads, writes, factor, written, more, state)[0]
+def _read(does: Weights, v: jax.Array, state: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The outputs of steps, `l b h c v`, and the state after the last chunk, `b h k v`; see `chunk`."""
+    return _save(does, v, state)[0]
 
 
-def _save(
-    reads: jax.Array, writes: jax.Array, factor: jax.Array, written: jax.Array, more: More, state: jax.Array
-) -> tuple[Swept, tuple]:
+Saved = tuple[Weights, jax.Array, _Found]
+
+
+def _save(does: Weights, v: jax.Array, state: jax.Array) -> tuple[tuple[jax.Array, jax.Array], Saved]:
+    solved = inverse(-does.earlier[0], target.current().platform)
+    reads = solved @ does.a
+    written = solved @ (v if len(does.writes) == 1 else does.earlier[1] @ v)
+
     def chunk(state: jax.Array, inputs: tuple) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        reads, writes, factor, written, more = inputs
+        reads, written, writes, factor, *v = inputs
         values = written + reads @ state
-        after = factor * state + writes @ values
-        return after if more is None else after + more[0] @ more[1], (values, state)
+        return factor * state + writes @ _stacked(values, *v), (state, values)
 
-    columns = None if more is None else (more[0].swapaxes(3, 4), more[1])
-    by_chunk = reads, writes.swapaxes(3, 4), factor.swapaxes(3, 4), written, columns
-    final, (values, before) = jax.lax.scan(chunk, state, by_chunk)
-    return (values, before, final), (reads, writes, factor, more, values, before)
+    own = [] if len(does.writes) == 1 else [v]
+    by_chunk = reads, written, _stacked(*does.writes).swapaxes(3, 4), does.factor.swapaxes(3, 4), *own
+    final, (before, values) = jax.lax.scan(chunk, state, by_chunk)
+    o = does.q @ before + jnp.concatenate(does.among, axis=4) @ _stacked(values, *own)
+    return (o, final), (does, v, _Found(solved, reads, values, before))
 
 
-def _pull(saved: tuple, gradients: Swept) -> tuple:
-    """Gradients of values and states are kept transposed, as in `delta_rule.xla`."""
-    reads, writes, factor, more, values, before = saved
-    dvalues, dbefore, dfinal = gradients
+def _pull(saved: Saved, gradients: tuple[jax.Array, jax.Array]) -> tuple[Weights, jax.Array, jax.Array]:
+    """Gradients of values and states are transposed, `v c` and `v k`, as in `delta_rule.xla`.
+
+    With U the gradient of what `solved` multiplies, that of the weights that are inverted is `U values^T`.
+    """
+    does, v, (solved, reads, values, before) = saved
+    do, dfinal = gradients
+    do = transposed(do)
+    own = [] if len(does.writes) == 1 else [v]
 
     def chunk(dafter: jax.Array, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         dvalues, dbefore, writes, reads, factor = inputs
         dvalues += dafter @ writes
         return factor * dafter + dbefore + dvalues @ reads, (dafter, dvalues)
 
-    by_chunk = transposed(dvalues), transposed(dbefore), writes.swapaxes(3, 4), reads, factor
+    by_chunk = do @ does.among[0], do @ does.q, does.writes[0].swapaxes(3, 4), reads, does.factor
     dstate, (dafter, dvalues) = jax.lax.scan(chunk, dfinal.swapaxes(2, 3), by_chunk, reverse=True)
-    dmore = None
-    if more is not None:
-        keys, v = more
-        dmore = v @ dafter, keys @ transposed(dafter)
-    shared = tuple(axis for axis, size in enumerate(factor.shape) if size == 1)
-    return (
-        transposed(before @ dvalues),
-        values @ dafter,
-        jnp.sum(transposed(before) * dafter, axis=shared, keepdims=True),
-        transposed(dvalues),
-        dmore,
-        dstate.swapaxes(2, 3),
+    dsolved = dvalues @ solved
+    both, written = jnp.concatenate([do, dsolved], axis=4), _stacked(values, *own)
+    pairs, writes = transposed(written @ both), written @ dafter
+    of_states = transposed(before @ both)
+    dv = dsolved
+    if own:
+        dv = dsolved @ does.earlier[1] + do @ does.among[1] + dafter @ does.writes[1].swapaxes(3, 4)
+    shared = tuple(axis for axis, size in enumerate(does.factor.shape) if size == 1)
+    number = len(does.writes)
+    among, earlier = (jnp.split(rows, number, axis=4) for rows in jnp.split(pairs, 2, axis=3))
+    q, a = jnp.split(of_states, 2, axis=3)
+    pulled = Weights(
+        among=among,
+        earlier=earlier,
+        q=q,
+        a=a,
+        writes=jnp.split(writes, number, axis=3),
+        factor=jnp.sum(transposed(before) * dafter, axis=shared, keepdims=True),
     )
+    return pulled, transposed(dv), dstate.swapaxes(2, 3)
 
 
-_sweep.defvjp(_save, _pull)
+_read.defvjp(_save, _pull)
+
+
+def _stacked(*arrays: jax.Array) -> jax.Array:
+    """`... c k`, one after the other."""
+    return arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays, axis=-2)

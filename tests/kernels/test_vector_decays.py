@@ -1,6 +1,7 @@
 """Decays for every key channel: the ways of computing them are chosen for every row of the batch."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,8 @@ import pytest
 import pallas_kernels
 from attnlab.testing.tolerances import assert_close
 from pallas_kernels import target
+from pallas_kernels.diagonal_low_rank import chunk
+from pallas_kernels.matrix_state import vector
 from pallas_kernels.matrix_state.chunks import MODERATE
 from pallas_kernels.matrix_state.mosaic_gpu import channel_decays
 
@@ -109,3 +112,31 @@ def test_every_length_of_blocks_is_the_reference(dtype):
         exact = evaluated('reference', *(jnp.asarray(array, jnp.float64) for array in (*arrays, blocks(dtype))))
     for found, expected, what in zip(ours, exact, ('o', 'dq', 'dk', 'dv', 'dlog_decay'), strict=True):
         assert_close(found, expected, dtype=dtype, reduction=64 * 192, what=what)
+
+
+@pytest.mark.parametrize('documents', [False, True])
+def test_one_product_is_what_blocks_of_steps_are(documents):
+    """Values and gradients, those written out against those that are derived, in float64."""
+    l, b, h, c, k = 2, 2, 1, 16, 4
+    with jax.enable_x64(True):
+        q, a, key, other, log_decay = (drawn(l, b, h, c, k, place=place).astype(jnp.float64) for place in range(5))
+        runs, log_decay = None, -jnp.abs(log_decay)
+        if documents:
+            begins = (
+                jnp.zeros((l, b, 1, c, 1), bool).at[0, 0, 0, jnp.array([0, 5, 6])].set(True).at[:, 1, 0, 9].set(True)
+            )
+            runs, log_decay = jnp.cumsum(begins, axis=3, dtype=jnp.int32), jnp.where(begins, 0, log_decay)
+
+        def pulled(found: Callable[[vector.Steps], vector.Found]) -> tuple:
+            def weighed(*arrays: jax.Array) -> chunk.Weights:
+                q, a, key, other, log_decay = arrays
+                given = chunk.Chunk(q, a, (key, other), log_decay, runs)
+                return chunk.weights(given, lambda _: found(vector.Steps((q,), (a,), (key, other), log_decay, runs)))
+
+            does, pull = jax.vjp(weighed, q, a, key, other, log_decay)
+            places = jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), does)
+            return does, pull(places)
+
+        ours, theirs = (jax.tree.leaves(pulled(found)) for found in (vector.found, vector.by_blocks))
+        for one, another in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(one, another, rtol=1e-9, atol=1e-11)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pallas_kernels.diagonal_low_rank.chunk import Chunk, Weights, weights
-from pallas_kernels.diagonal_low_rank.step import products
+from pallas_kernels.diagonal_low_rank.step import found
 from pallas_kernels.matrix_state.decays import KEPT
 from pallas_kernels.matrix_state.mosaic_gpu import channel_decays
 from pallas_kernels.matrix_state.mosaic_gpu.inverse import inverse
@@ -54,7 +54,7 @@ def _weights(here: Target, documents: Documents, steps: Steps) -> Weights:
     if decay is not None and decay.ndim == 4:
         return _by_channels(here, documents, steps, decay)
     q, a, *keys = (of_heads(array, h) for array in (steps.q, steps.vectors[0], *_keys(steps)))
-    return weights(Chunk(q, a, tuple(keys), decay, documents.runs), functools.partial(products, _FORM))
+    return weights(Chunk(q, a, tuple(keys), decay, documents.runs), functools.partial(found, _FORM))
 
 
 def _by_channels(here: Target, documents: Documents, steps: Steps, decay: jax.Array) -> Weights:
