@@ -29,12 +29,13 @@ def diagonal_low_rank(
     if t == 1:
         return step(q, k, v, a, b, log_decay, state, starts, scale)
     _, h, *kv = state.shape
-    tile = tiling.delta_rule(rows, t, h * max(kv), target.current().platform)
     if log_decay is not None:
         log_decay = jnp.broadcast_to(log_decay, (rows, t, *log_decay.shape[2:]))
         if starts is not None:
             log_decay = jnp.where(starts[:, :, None, None], 0, log_decay)
     keys = (k,) if b is None else (b, k)
+    # Two keys have twice the weights of a step.
+    tile = tiling.delta_rule(rows, t, len(keys) * h * max(kv), target.current().platform)
 
     def group(state: jax.Array, arrays: Arrays, starts: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         dtype = state.dtype
