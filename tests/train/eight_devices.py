@@ -17,6 +17,7 @@ from attnlab.functional import cores
 from attnlab.nn.experts import MixtureOfExperts
 from attnlab.nn.norms import EvoNormB0
 from attnlab.nn.parameter import param
+from attnlab.runs import loading
 from attnlab.train import partition
 from attnlab.train.optimizer import AdamW, Muon, Optimizer
 from attnlab.train.partition import Axes
@@ -95,7 +96,7 @@ def placements() -> None:
 
 
 def meshes() -> None:
-    """Sizes, and the errors for those that do not multiply to eight."""
+    """Sizes, the errors for those that do not multiply to eight, and what runs of other sizes are loaded on."""
     assert dict(Axes().make().shape) == {'data': 8, 'fsdp': 1, 'expert': 1, 'tensor': 1, 'sequence': 1}
     sizes = {'data': 2, 'fsdp': 2, 'expert': 1, 'tensor': 2, 'sequence': 1}
     assert dict(Axes(data=2, fsdp=-1, tensor=2).make().shape) == sizes
@@ -104,6 +105,8 @@ def meshes() -> None:
     assert partition.batch_sharding(mesh, (8, 5)).spec == P(partition.ROWS)
     assert partition.batch_shards(mesh) == 4
     assert partition.feed(mesh) == (0, 1)
+    kept, fitted, unsuited = Axes(data=2, fsdp=4), Axes(data=1, fsdp=4), Axes(data=1, fsdp=3)
+    assert [loading._here(axes) for axes in (kept, fitted, unsuited)] == [kept, Axes(fsdp=4), Axes()]
     wrong = {
         Axes(fsdp=3): 'the mesh data=-1 fsdp=3 expert=1 tensor=1 sequence=1 needs a multiple of 3 devices; there are 8',
         Axes(data=2, tensor=2): 'the mesh data=2 fsdp=1 expert=1 tensor=2 sequence=1 needs 4 devices; there are 8',
