@@ -1,6 +1,7 @@
 """What a run makes of rows: hidden states that the head reads, logits and labels, of every prediction."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
@@ -122,7 +123,7 @@ def reader(loaded: Loaded, sizes: tuple[float, ...] = (), unit: float = 1.0) -> 
     """
     setup, task = loaded.setup, loaded.setup.task
 
-    @setup.jit
+    @functools.partial(setup.jit, out_shardings=setup.whole)
     def call(variables: nnx.State, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, ...]:
         asked, weights = what_is_asked(task, lambda: nnx.merge(setup.graphdef, variables), batch)
         hidden, logits, losses, targets = asked

@@ -16,7 +16,7 @@ from attnlab.commands.arguments import (
     lines,
     parsed,
     printing,
-    start_devices,
+    start_platform,
     whole,
 )
 from attnlab.errors import UserError
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     numbers = _numbers(values)
     _check(values)
     others = {name: directory(values, name) for name in ('between', 'merged') if values[name].value is not None}
-    start_devices(values)
+    start_platform(values)
     own = _prompts(values)
     from attnlab.analysis.question import Question
 

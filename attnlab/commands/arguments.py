@@ -122,13 +122,13 @@ def printing(values: flags.FlagValues) -> 'Iterator[Printer]':
     printer.close()
 
 
-def define_run(values: flags.FlagValues) -> None:
-    """Defines the flags of a command that loads a trained run."""
+def define_run(values: flags.FlagValues, *, several: bool = False) -> None:
+    """Defines the flags of a command that loads a trained run in one process; with `several` it may be in several."""
     flags.DEFINE_string('workdir', None, 'The directory of the run.', flag_values=values)
     flags.DEFINE_integer(
         'step', None, 'The checkpoint to load; the newest by default.', lower_bound=0, flag_values=values
     )
-    define_devices(values)
+    (define_devices if several else define_platform)(values)
 
 
 def define_ema(values: flags.FlagValues) -> None:

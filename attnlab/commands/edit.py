@@ -10,7 +10,7 @@ from attnlab.commands.arguments import (
     directory,
     parsed,
     printing,
-    start_devices,
+    start_platform,
     whole,
 )
 from attnlab.errors import UserError
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     _check_asked(values)
     workdir, out = directory(values, 'workdir'), directory(values, 'out')
     token = 0 if values.row is None else whole(values.answer, '--answer', 0)
-    start_devices(values)
+    start_platform(values)
     from attnlab.analysis.edited import RowFact, TextFact, edit_run
     from attnlab.analysis.editing import Edit
 

@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
 def _flags() -> flags.FlagValues:
     """The flags of the command."""
     values = flags.FlagValues()
-    define_run(values)
+    define_run(values, several=True)
     define_ema(values)
     define_split(values)
     define_format(values)

@@ -62,20 +62,28 @@ def main(argv: list[str]) -> int:
         _print(values.prompt + piece if place == 0 else piece)
     _print('\n')
     note = said.note()
-    if note:
+    if note and _first():
         print(note, file=sys.stderr)
     return 0
 
 
 def _print(text: str) -> None:
     """Prints what a model writes: to a file as it is, to a terminal without what would speak to it."""
-    print(visible(text) if sys.stdout.isatty() else text, end='', flush=True)
+    if _first():
+        print(visible(text) if sys.stdout.isatty() else text, end='', flush=True)
+
+
+def _first() -> bool:
+    """Whether this process prints: the first of several, which all draw the same."""
+    import jax
+
+    return jax.process_index() == 0
 
 
 def _flags() -> flags.FlagValues:
     """The flags of the command."""
     values = flags.FlagValues()
-    define_run(values)
+    define_run(values, several=True)
     define_ema(values)
     flags.DEFINE_string('prompt', '\n', 'The text to go on from.', flag_values=values)
     flags.DEFINE_string('prompts', None, 'A file of prompts, one a line, that go on side by side.', flag_values=values)

@@ -13,7 +13,7 @@ from attnlab.commands.arguments import (
     directory,
     parsed,
     printing,
-    start_devices,
+    start_platform,
 )
 from attnlab.errors import UserError
 
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int:
     workdir = directory(values, 'workdir')
     second = None if values.cascade is None else directory(values, 'cascade')
     members = tuple(pathlib.Path(each).expanduser() for each in values.ensemble)
-    start_devices(values)
+    start_platform(values)
     from attnlab.analysis.uncertainty import analyse_uncertainty
 
     with printing(values) as printer:

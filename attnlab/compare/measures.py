@@ -1,7 +1,7 @@
 """Sizes of a built model: parameters, bytes of state, operations of a training step, milliseconds of decoding.
 
 Nothing is declared. Parameters are counted in the tree, states in the arrays of `init_state`, floating-point operations
-in the training step as XLA has it, and milliseconds on the clock.
+from the shapes in the training step, and milliseconds on the clock.
 """
 
 import time

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
-from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Float
 
 from attnlab.context import Context
@@ -138,4 +137,4 @@ def _program(setup: Setup) -> Callable[[nnx.State, np.ndarray], Array]:
         model = nnx.merge(setup.graphdef, variables)
         return jnp.swapaxes(model.logits(model.hidden(tokens, Context.full(*tokens.shape[:2]))[0]), 1, 2)
 
-    return setup.jit(filled, out_shardings=NamedSharding(setup.mesh, PartitionSpec()))
+    return setup.jit(filled, out_shardings=setup.whole)

@@ -13,7 +13,6 @@ import scipy.ndimage
 import scipy.spatial
 from flax import nnx
 from jax import Array
-from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Float, Int
 
 from attnlab.data.series.windows import scaled
@@ -272,4 +271,4 @@ def _program(
         reached = jax.lax.fori_loop(0, ahead, lambda _, state: model.step(state), model.enter(starts))
         return *let_go(model, first, transient, steps), model.observed(reached)
 
-    return setup.jit(made, out_shardings=NamedSharding(setup.mesh, PartitionSpec()))
+    return setup.jit(made, out_shardings=setup.whole)

@@ -154,4 +154,4 @@ def _program(
         state = None if reuse is None else begun(reusing(model, reuse), Context.full(count, setup.length))
         return setup.task.drawn(model, key, count=count, steps=steps, eta=eta, state=state).astype(jnp.float32)
 
-    return setup.jit(drawn)
+    return setup.jit(drawn, out_shardings=setup.whole)

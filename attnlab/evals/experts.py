@@ -145,4 +145,4 @@ def _program(setup: Setup) -> Callable[..., dict[int, tuple[jax.Array, jax.Array
         found = routings(model, batch)
         return {index: (each.load, jnp.asarray(each.dropped)) for index, each in found}
 
-    return setup.jit(loads)
+    return setup.jit(loads, out_shardings=setup.whole)

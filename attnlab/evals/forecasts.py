@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
-from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Float
 
 from attnlab.context import Context
@@ -201,4 +200,4 @@ def _program(setup: Setup) -> Callable[[nnx.State, np.ndarray], tuple[Array, ...
             found += [quantiles[..., end, :] for end in (0, 1)]
         return tuple(jnp.swapaxes(one, 1, 2).astype(jnp.float32) for one in found)
 
-    return setup.jit(made, out_shardings=NamedSharding(setup.mesh, PartitionSpec()))
+    return setup.jit(made, out_shardings=setup.whole)

@@ -215,7 +215,7 @@ def _classes(setup: Setup) -> Callable[[nnx.State, Batch], Any]:
         hidden, _ = model.hidden(batch['tokens'], context(batch))
         return jnp.argmax(model.logits(hidden), axis=-1)
 
-    return setup.jit(found)
+    return setup.jit(found, out_shardings=setup.whole)
 
 
 @functools.lru_cache(maxsize=1)
@@ -233,7 +233,7 @@ def _influence(setup: Setup) -> Callable[[nnx.State, Batch, jax.Array], Any]:
         channels = setup.task.data.kind.channels
         return jnp.mean(jnp.sqrt(jnp.sum(jnp.square(back[..., :channels].astype(jnp.float32)), axis=-1)), axis=0)
 
-    return setup.jit(influence)
+    return setup.jit(influence, out_shardings=setup.whole)
 
 
 def _pictures(task: ImageTask, batch: Batch) -> UInt8[np.ndarray, 'n height width channels']:

@@ -145,10 +145,11 @@ def _letters(alternatives: str, array: Array) -> str:
     return found[0]
 
 
-def _sizes(letters: Any, arrays: Any) -> dict[str, int]:
+def _sizes(letters: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, int]:
     """The size of every letter that the mesh divides: the largest, as smaller ones are broadcast or key-value heads.
 
-    Where the numbers of queries and keys differ, time counts as 1: it is not divided.
+    Where the numbers of queries and keys differ, time counts as 1: it is not divided. The first argument, what is mixed
+    or asked, is not broadcast over time.
     """
     sizes: dict[str, int] = {}
     times: set[int] = set()
@@ -158,7 +159,9 @@ def _sizes(letters: Any, arrays: Any) -> dict[str, int]:
                 sizes[letter] = max(size, sizes.get(letter, 1))
             if letter == 't' and size > 1:
                 times.add(size)
-    return sizes | ({'t': 1} if len(times) > 1 else {})
+    first = next(iter(arrays))
+    own = dict(zip(letters[first].split(), arrays[first].shape, strict=True))
+    return sizes | ({'t': 1} if times - {own.get('t')} else {})
 
 
 def _on_mesh(

@@ -12,6 +12,7 @@ KINDS = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'collective
 
 _GROUPS = re.compile(r'replica_groups=(?:\[\d+,(\d+)]|\{\{([\d,]+)})')
 _MESH_GROUPS = re.compile(r'replica_groups=mesh\[([^]]*)] \{([^}]*)}')
+_LAYOUT = re.compile(r'\{[^{}]*}')
 SUMMED_PARTS = 'all-reduce-scatter'
 """The prefix of computations on TPUs that sum over devices and keep one part of the sum."""
 
@@ -35,7 +36,8 @@ class Exchange:
 def exchanges(text: str) -> list[Exchange]:
     """The collectives of a compiled program in XLA's text form; those in a loop count once per iteration.
 
-    Compilers split an asynchronous one into several fusions. Its parts have one channel and one type, and count once.
+    Compilers split an asynchronous one into several fusions. Its parts have one channel and one shape, in
+    layouts that may differ, and count once. Sums of which a part is kept are not split, and several have one channel.
     """
     program = hlo.computations(text)
     whole = hlo.times(program, lambda instruction: instruction.operation in hlo.CALLS)
@@ -45,8 +47,8 @@ def exchanges(text: str) -> list[Exchange]:
             kind = instruction.operation.removesuffix('-start')
             if kind in KINDS:
                 channel = instruction.attribute('channel_id')
-                alone = name in whole or channel is None
-                identity = (name, instruction.name) if alone else (channel or '', instruction.type)
+                alone = name in whole or channel is None or name.startswith(SUMMED_PARTS)
+                identity = (name, instruction.name) if alone else (channel or '', _LAYOUT.sub('', instruction.type))
                 known = found[identity][1] if identity in found else 0
                 size = _sent(kind, instruction)
                 if name.startswith(SUMMED_PARTS):

@@ -62,6 +62,12 @@ class Instruction:
         """The names of the computations that it calls."""
         return tuple(name for group in _CALLED.findall(self.rest) for name in re.findall(r'[\w.\-]+', group))
 
+    @functools.cached_property
+    def aliased(self) -> frozenset[int]:
+        """The elements of its result that lie where an operand lay; of a result that is no tuple, element 0."""
+        found = re.search(r'output_to_operand_aliasing=\{((?:[^{}]|\{[^{}]*\})*)\}', self.rest)
+        return frozenset(int(each or 0) for each in re.findall(r'\{(\d*)\}: \(', found[1])) if found else frozenset()
+
     def attribute(self, name: str) -> str | None:
         """The word after `name=`."""
         found = re.search(rf'\b{name}=%?([\w.\-]+)', self.rest)

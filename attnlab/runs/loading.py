@@ -1,5 +1,6 @@
 """Loads a trained model from its work directory onto the devices at hand."""
 
+import contextlib
 import dataclasses
 import pathlib
 import sys
@@ -8,7 +9,7 @@ from typing import Any
 
 from flax import nnx
 
-from attnlab.config import spec
+from attnlab.config import build, spec_of
 from attnlab.errors import UserError
 from attnlab.tables import visible
 from attnlab.train.checkpoint import Checkpoints
@@ -47,14 +48,26 @@ class Loaded:
 def load_run(workdir: pathlib.Path, step: int | None = None, *, ema: bool = False) -> Loaded:
     """Loads a checkpoint, by default the newest; the devices need not be those it was trained on.
 
+    They are divided as in training, by the mesh of the config, with another size of `data` where their number asks for
+    it; where they do not divide so, `data` takes them all.
+
     With `ema` the moving average of the parameters takes their place.
 
     Raises `UserError` when `workdir` is not a run, has no such checkpoint, or none with an average.
     """
     config = saved_config(workdir)
     with config.unlocked():
-        config.mesh = spec(Axes)
+        config.mesh = spec_of(_here(build(config.mesh, 'config.mesh')))
     return restored(prepare(config).restored(workdir), workdir, step, ema=ema)
+
+
+def _here(trained: Axes) -> Axes:
+    """The mesh of a run where the devices at hand make it up, with any `data`; otherwise `data` alone."""
+    for axes in (trained, dataclasses.replace(trained, data=-1)):
+        with contextlib.suppress(UserError):
+            axes.make()
+            return axes
+    return Axes()
 
 
 def load_checked(

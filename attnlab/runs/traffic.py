@@ -1,6 +1,7 @@
 """The bytes that a compiled program reads from the memory of its device and writes there."""
 
 from attnlab.runs import hlo
+from attnlab.runs.collectives import KINDS
 from attnlab.runs.hlo import Computation, Instruction
 
 _NOTHING = frozenset(
@@ -53,24 +54,37 @@ def _moved(instruction: Instruction, within: Computation, program: dict[str, Com
 
 
 def _books(instruction: Instruction) -> bool:
-    return instruction.operation == 'custom-call' and any(
-        f'custom_call_target="{name}"' in instruction.rest for name in _BOOKKEEPING
-    )
+    return any(_calls(instruction, name) for name in _BOOKKEEPING)
+
+
+def _calls(instruction: Instruction, target: str) -> bool:
+    return instruction.operation == 'custom-call' and f'custom_call_target="{target}"' in instruction.rest
 
 
 def _fused(instruction: Instruction, operands: list[tuple[hlo.Array, ...]], program: dict[str, Computation]) -> int:
-    """The bytes that a fusion moves."""
+    """The bytes that a fusion moves; what it hands on where it lay, as a gather that goes on meanwhile, moves none."""
     fused = program[instruction.called[0]]
+    root = _root(fused)
+    if _calls(root, 'AsyncCollectiveDone'):
+        return 0
     moved = 0
     for place, arrays in enumerate(operands):
         if all(array.main for array in arrays):
             moved += min(_read(place, fused, program), sum(array.bytes for array in arrays))
-    root = next(inner for inner in fused.values() if inner.root)
-    made = [fused[name] for name in root.operands] if root.operation == 'tuple' else [root]
-    for array, inner in zip(instruction.arrays, made, strict=False):
-        if array.main:
+    given = [fused[name] for name in root.operands] if root.operation == 'tuple' else [root] * len(instruction.arrays)
+    for place, (array, inner) in enumerate(zip(instruction.arrays, given, strict=False)):
+        if array.main and not (place in instruction.aliased and _handed_on(inner)):
             moved += min(_written(inner, fused, program), array.bytes)
     return moved
+
+
+def _root(fused: Computation) -> Instruction:
+    return next(inner for inner in fused.values() if inner.root)
+
+
+def _handed_on(inner: Instruction) -> bool:
+    """Whether what a fused computation gives back in the place of an operand is that operand, or still being sent."""
+    return inner.operation in ('parameter', *KINDS) or _calls(inner, 'AsyncCollectiveStart')
 
 
 def _read(place: int, fused: Computation, program: dict[str, Computation]) -> int:
@@ -83,7 +97,9 @@ def _read(place: int, fused: Computation, program: dict[str, Computation]) -> in
 
 def _used(value: Instruction, fused: Computation, program: dict[str, Computation]) -> int:
     """The bytes that are read of a value, by its users in a fused computation."""
-    found, whole = 0, sum(array.bytes for array in value.arrays)
+    found, whole, root = 0, sum(array.bytes for array in value.arrays), _root(fused)
+    # Operands of a collective that another fusion has begun are handed on, and were read there.
+    begun = root.operation == 'tuple' and value.name in root.operands
     for user in fused.values():
         places = [place for place, name in enumerate(user.operands) if name == value.name]
         for place in places:
@@ -92,12 +108,23 @@ def _used(value: Instruction, fused: Computation, program: dict[str, Computation
             elif user.operation in _PARTS and place == 0:
                 found += sum(array.bytes for array in user.arrays)
             elif user.operation == 'fusion' and user.called[0] in program:
-                found += _read(place, program[user.called[0]], program)
-            elif user.operation == 'dynamic-update-slice' and place == 0:
+                inner = program[user.called[0]]
+                found += _used(user, fused, program) if _renames(place, inner) else _read(place, inner, program)
+            elif (user.operation == 'dynamic-update-slice' and place == 0) or (
+                begun and (user.root or user.operation in KINDS)
+            ):
                 continue
             else:
                 found += whole
     return min(found, whole)
+
+
+def _renames(place: int, fused: Computation) -> bool:
+    """Whether a fused computation gives back its parameter in another shape."""
+    root = _root(fused)
+    while root.operation == 'bitcast' and root.operands[0] in fused:
+        root = fused[root.operands[0]]
+    return root.operation == 'parameter' and root.rest.startswith(f'{place})')
 
 
 def _written(value: Instruction, fused: Computation, program: dict[str, Computation]) -> int:
@@ -108,5 +135,5 @@ def _written(value: Instruction, fused: Computation, program: dict[str, Computat
         return sum(array.bytes for array in fused[value.operands[1]].arrays)
     if value.operation == 'fusion' and value.called[0] in program and len(value.arrays) == 1:
         inner = program[value.called[0]]
-        return _written(next(each for each in inner.values() if each.root), inner, program)
+        return _written(_root(inner), inner, program)
     return sum(array.bytes for array in value.arrays)

@@ -96,6 +96,8 @@ class Report:
 
     def evaluation(self, number: int, name: str, numbers: Mapping[str, float]) -> None:
         """Writes the numbers of one evaluation."""
+        if not self.writes:
+            return
         self._record(number, {f'{name}/{key}': value for key, value in numbers.items()})
         if SAMPLED.issubset(numbers) and name not in self._described:
             self._described.add(name)

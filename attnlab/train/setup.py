@@ -121,8 +121,7 @@ class Compiled:
     @functools.cached_property
     def measure(self) -> Callable[[nnx.State, Batch], dict[str, Average]]:
         """The metrics of a batch, without dropout."""
-        # Each process reads all of them.
-        return self._setup.jit(self.averages, out_shardings=NamedSharding(self._setup.mesh, PartitionSpec()))
+        return self._setup.jit(self.averages, out_shardings=self._setup.whole)
 
     def averages(self, variables: nnx.State, batch: Batch) -> dict[str, Average]:
         """The function that `measure` compiles."""
@@ -257,6 +256,11 @@ class Setup:
         seed = np.int64(self.seed).astype(jax.dtypes.canonicalize_dtype(np.int64))
         return Scalars(seed, Rates(*map(np.float32, self.optimizer.rates)))
 
+    @property
+    def whole(self) -> NamedSharding:
+        """The sharding of what every one of several processes reads: whole on every device."""
+        return NamedSharding(self.mesh, PartitionSpec())
+
     def jit(self, function: Callable[..., Any], **options: Any) -> Any:
         """`jax.jit(function, **options)` with this run's precision of matrix products, over its mesh.
 
@@ -307,9 +311,8 @@ class Setup:
 
     def trace(self) -> jax.stages.Traced:
         """The training step, traced for the shapes of this run."""
-        replicated = NamedSharding(self.mesh, PartitionSpec())
-        number = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
-        scalars = jax.tree.map(lambda x: jax.ShapeDtypeStruct((), x.dtype, sharding=replicated), self.scalars)
+        number = jax.ShapeDtypeStruct((), jnp.int32, sharding=self.whole)
+        scalars = jax.tree.map(lambda x: jax.ShapeDtypeStruct((), x.dtype, sharding=self.whole), self.scalars)
         return self.compiled.program.trace(self.abstract, self.abstract_batch(), number, scalars)
 
     def undivided(self) -> list[str]:

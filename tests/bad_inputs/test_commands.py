@@ -72,6 +72,8 @@ FLAGS = [
     (f'train --config={ROOT}/configs/long_range.py:protocol=finetune --workdir={{tmp}}/new', 'needs run=WORKDIR'),
     ('train --config={text} --workdir={tmp}/new', 'is no Python file'),
     ('eval', '--workdir is missing'),
+    ('analyse --workdir={run} --distributed', 'distributed'),
+    ('uncertainty --workdir={run} --coordinator=localhost:1', 'coordinator'),
     ('eval --workdir={tmp}/nothing', 'is not a run: it holds no config.json'),
     ('eval --workdir={text}', 'is a file; it must be a folder'),
     ('eval --workdir={study}', 'it is a study'),

@@ -175,6 +175,13 @@ def test_what_does_not_divide_is_whole_and_said():
     assert [str(entry) for entry in found] == ['attention: rows 1 over data 2']
 
 
+def test_one_query_of_several_keys_is_not_divided():
+    q, k, bias = divided.noise('q', 1, 1, 2, 4), divided.noise('k', 1, 8, 2, 4), divided.noise('bias', 1, 1, 1, 8)
+    segments = jnp.ones((1, 1), jnp.int32), jnp.asarray([[1, 1, 1, 2, 1, 1, 2, 1]], jnp.int32)
+    call = functools.partial(cores.attention, causal=False, segments=segments, bias=bias)
+    np.testing.assert_allclose(divided.compiled(call, divided.mesh(sequence=2))(q, k, k), call(q, k, k), rtol=1e-6)
+
+
 def test_classes_that_do_not_exist_have_no_loss():
     hidden, embedding = divided.noise('hidden', 5, 3), divided.noise('embedding', 6, 3)
     labels = jnp.asarray([0, 5, 6, -6, -7], jnp.int32)

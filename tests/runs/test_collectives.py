@@ -15,12 +15,17 @@ PROGRAM = """HloModule step
   ROOT %slice = f32[64,128]{1,0} dynamic-slice(%all-reduce.9, %c), dynamic_slice_sizes={64,128}
 }
 
+%all-reduce-scatter.2 (input: f32[256,128]) -> f32[64,128] {
+  %all-reduce.8 = f32[256,128]{1,0:T(8,128)} all-reduce(%input), channel_id=7, replica_groups={{0,1,2,3}}, to_apply=%sum
+  ROOT %slice = f32[64,128]{1,0} dynamic-slice(%all-reduce.8, %c), dynamic_slice_sizes={64,128}
+}
+
 %start (p: bf16[64,32]) -> bf16[256,32] {
   ROOT %all-gather.1 = bf16[256,32]{1,0} all-gather(%p), channel_id=3, replica_groups=[1,4]<=[4], dimensions={0}
 }
 
 %continued (p: bf16[64,32]) -> bf16[256,32] {
-  ROOT %all-gather.2 = bf16[256,32]{1,0} all-gather(%p), channel_id=3, replica_groups=[1,4]<=[4], dimensions={0}
+  ROOT %all-gather.2 = bf16[256,32]{1,0:S(1)} all-gather(%p), channel_id=3, replica_groups=[1,4]<=[4], dimensions={0}
 }
 
 %cond (t: (s32[])) -> pred[] {
@@ -32,6 +37,7 @@ PROGRAM = """HloModule step
   %one = bf16[256,32]{1,0} fusion(%x), kind=kCustom, calls=%start
   %two = bf16[256,32]{1,0} fusion(%x), kind=kCustom, calls=%continued
   %part = f32[64,128]{1,0} fusion(%y), kind=kCustom, calls=%all-reduce-scatter.1
+  %other = f32[64,128]{1,0} fusion(%y), kind=kCustom, calls=%all-reduce-scatter.2
 }
 
 ENTRY %main (x: f32[4]) -> f32[] {
@@ -42,11 +48,11 @@ ENTRY %main (x: f32[4]) -> f32[] {
 """
 
 
-def test_exchanges_count_every_turn_of_a_loop_and_every_channel_once():
+def test_exchanges_count_every_turn_of_a_loop_and_every_channel_of_parts_once():
     assert exchanges(PROGRAM) == [
         Exchange('all-gather', 6, 6 * 256 * 32 * 2 * 3 // 4),
         Exchange('all-reduce', 1, 2 * 128 * 4 * 3 // 4),
-        Exchange('reduce-scatter', 6, 6 * 256 * 128 * 4 * 3 // 4),
+        Exchange('reduce-scatter', 12, 12 * 256 * 128 * 4 * 3 // 4),
         Exchange('collective-permute', 1, 40),
     ]
 

@@ -2,6 +2,7 @@
 
 import re
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -30,6 +31,13 @@ def written(run, arguments, capsys):
 def text_of(run, tokens):
     """The text of token ids, as the command prints it: bytes that are no characters are replaced."""
     return load_tokenizer(run / 'tokenizer.json').decode(np.asarray(tokens)).decode(errors='replace')
+
+
+def test_of_several_processes_the_first_prints(originals, monkeypatch, capsys):
+    arguments = ['--prompt=one and', '--beam=2']
+    assert all(written(originals / 'run', arguments, capsys))
+    monkeypatch.setattr(jax, 'process_index', lambda: 1)
+    assert not any(written(originals / 'run', arguments, capsys))
 
 
 def test_searches_through_the_command_are_those_of_the_models(originals, monkeypatch, capsys):

@@ -65,3 +65,78 @@ def test_a_loop_counts_once_per_iteration(repeats):
     # A product and a map, each of which reads and writes all of it.
     least = repeats * 2 * 2 * 64 * 64 * 4
     assert least <= more - once <= 2 * least
+
+
+PRODUCT = """HloModule step
+
+%renamed (x: bf16[8,64]) -> bf16[8,64] {
+  %x = bf16[8,64]{1,0} parameter(0)
+  ROOT %bitcast = bf16[8,64]{1,0} bitcast(%x)
+}
+
+%rounded (x: f32[64,32]) -> bf16[64,32] {
+  %x = f32[64,32]{1,0} parameter(0)
+  ROOT %convert = bf16[64,32]{1,0} convert(%x)
+}
+
+%product (x: bf16[8,64], w: f32[64,32]) -> f32[8,32] {
+  %x = bf16[8,64]{1,0} parameter(0)
+  %w = f32[64,32]{1,0} parameter(1)
+  %near = bf16[8,64]{1,0} fusion(%x), kind=kLoop, calls=%renamed
+  %low = bf16[64,32]{1,0} fusion(%w), kind=kLoop, calls=%rounded
+  ROOT %convolution = f32[8,32]{1,0} convolution(%near, %low), dim_labels=bf_io->bf
+}
+
+ENTRY %main (x: bf16[8,64], w: f32[64,32]) -> f32[8,32] {
+  %x = bf16[8,64]{1,0} parameter(0)
+  %w = f32[64,32]{1,0} parameter(1)
+  ROOT %y = f32[8,32]{1,0} fusion(%x, %w), kind=kOutput, calls=%product
+}
+"""
+
+
+def test_a_product_reads_what_it_is_given_under_another_name():
+    assert traffic(PRODUCT) == 8 * 64 * 2 + 64 * 32 * 4 + 8 * 32 * 4
+
+
+GATHERED = """HloModule step
+
+%begin (p: bf16[16]) -> (bf16[16], bf16[64]) {
+  %p = bf16[16]{0} parameter(0)
+  %gather = bf16[64]{0} all-gather(%p), channel_id=3, replica_groups=[1,4]<=[4], dimensions={0}
+  ROOT %begun = (bf16[16]{0}, bf16[64]{0}) custom-call(%gather), custom_call_target="AsyncCollectiveStart"
+}
+
+%meanwhile (p: bf16[16], w: bf16[64], x: f32[100]) -> (f32[100], bf16[16], bf16[64], bf16[64]) {
+  %x = f32[100]{0} parameter(2)
+  %y = f32[100]{0} tanh(%x)
+  %p = bf16[16]{0} parameter(0)
+  %w = bf16[64]{0} parameter(1)
+  %gather = bf16[64]{0} all-gather(%p), channel_id=3, replica_groups=[1,4]<=[4], dimensions={0}
+  ROOT %all = (f32[100]{0}, bf16[16]{0}, bf16[64]{0}, bf16[64]{0}) tuple(%y, %p, %w, %gather)
+}
+
+%end (p: bf16[16], w: bf16[64]) -> bf16[64] {
+  %p = bf16[16]{0} parameter(0)
+  %w = bf16[64]{0} parameter(1)
+  %gather = bf16[64]{0} all-gather(%p), channel_id=3, replica_groups=[1,4]<=[4], dimensions={0}
+  ROOT %ended = bf16[64]{0} custom-call(%p, %w, %gather), custom_call_target="AsyncCollectiveDone"
+}
+
+ENTRY %main (p: bf16[16], x: f32[100]) -> bf16[64] {
+  %p = bf16[16]{0} parameter(0)
+  %x = f32[100]{0} parameter(1)
+  %start = (bf16[16]{0}, bf16[64]{0}) fusion(%p), output_to_operand_aliasing={{0}: (0, {})}, calls=%begin
+  %p.1 = bf16[16]{0} get-tuple-element(%start), index=0
+  %w.1 = bf16[64]{0} get-tuple-element(%start), index=1
+  %going = (f32[100]{0}, bf16[16]{0}, bf16[64]{0}, bf16[64]{0}) fusion(%p.1, %w.1, %x), PLACES, calls=%meanwhile
+  %p.2 = bf16[16]{0} get-tuple-element(%going), index=1
+  %w.2 = bf16[64]{0} get-tuple-element(%going), index=2
+  ROOT %done = bf16[64]{0} fusion(%p.2, %w.2), output_to_operand_aliasing={{}: (1, {})}, calls=%end
+}
+""".replace('PLACES', 'output_to_operand_aliasing={{1}: (0, {}), {2}: (1, {}), {3}: (1, {})}')
+
+
+def test_a_gather_that_goes_on_beside_other_work_counts_once():
+    part, whole, beside = 16 * 2, 64 * 2, 2 * 400
+    assert traffic(GATHERED) == part + whole + beside

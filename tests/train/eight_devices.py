@@ -8,15 +8,21 @@ import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import PartitionSpec as P
+from ml_collections import ConfigDict
 
 from attnlab.errors import UserError
+from attnlab.evals import drawn, pictures
+from attnlab.evals import experts as loads
 from attnlab.functional import cores
 from attnlab.nn.experts import MixtureOfExperts
 from attnlab.nn.norms import EvoNormB0
 from attnlab.nn.parameter import param
+from attnlab.runs import loading
 from attnlab.train import partition
 from attnlab.train.optimizer import AdamW, Muon, Optimizer
 from attnlab.train.partition import Axes
+from attnlab.train.setup import Setup, prepare
+from configs import images, language
 
 
 class Layer(nnx.Module):
@@ -90,7 +96,7 @@ def placements() -> None:
 
 
 def meshes() -> None:
-    """Sizes, and the errors for those that do not multiply to eight."""
+    """Sizes, the errors for those that do not multiply to eight, and what runs of other sizes are loaded on."""
     assert dict(Axes().make().shape) == {'data': 8, 'fsdp': 1, 'expert': 1, 'tensor': 1, 'sequence': 1}
     sizes = {'data': 2, 'fsdp': 2, 'expert': 1, 'tensor': 2, 'sequence': 1}
     assert dict(Axes(data=2, fsdp=-1, tensor=2).make().shape) == sizes
@@ -99,6 +105,8 @@ def meshes() -> None:
     assert partition.batch_sharding(mesh, (8, 5)).spec == P(partition.ROWS)
     assert partition.batch_shards(mesh) == 4
     assert partition.feed(mesh) == (0, 1)
+    kept, fitted, unsuited = Axes(data=2, fsdp=4), Axes(data=1, fsdp=4), Axes(data=1, fsdp=3)
+    assert [loading._here(axes) for axes in (kept, fitted, unsuited)] == [kept, Axes(fsdp=4), Axes()]
     wrong = {
         Axes(fsdp=3): 'the mesh data=-1 fsdp=3 expert=1 tensor=1 sequence=1 needs a multiple of 3 devices; there are 8',
         Axes(data=2, tensor=2): 'the mesh data=2 fsdp=1 expert=1 tensor=2 sequence=1 needs 4 devices; there are 8',
@@ -192,6 +200,32 @@ def measurements() -> None:
     np.testing.assert_allclose(told, [*(x.var((0, 1)) * 48 / 47), 1], rtol=1e-5)
 
 
+def evaluations() -> None:
+    """What evaluations draw, find and count of rows on eight devices is whole on each, where its process reads it."""
+
+    def small(config: ConfigDict) -> Setup:
+        with config.unlocked():
+            config.batch_size, config.model.dim, config.model.stack.depth = 8, 16, 1
+        return prepare(config)
+
+    diffusion = small(images.get_config('zoo=mha,data=digits,predict=epsilon'))
+    segments = small(images.get_config('zoo=mha,data=segments,pictures=1'))
+    mixture = small(language.get_config('zoo=mingru,mlp=moe'))
+    rows = {name: np.zeros((8, *row.shape), row.dtype) for name, row in segments.task.example(segments.length).items()}
+    tokens = mixture.place({name: np.ones(row.shape, row.dtype) for name, row in mixture.abstract_batch().items()})
+    variables = [setup.initialize().variables for setup in (diffusion, segments, mixture)]
+    found = {
+        'drawn': drawn._program(diffusion, 8, 1, 0.0, None)(variables[0], jax.random.key(0)),
+        'classes': pictures._classes(segments)(variables[1], rows),
+        'influence': pictures._influence(segments)(variables[1], rows, jax.random.key(0)),
+        'loads': loads._program(mixture)(variables[2], tokens),
+    }
+    for path, array in jax.tree.leaves_with_path(found):
+        assert len(array.sharding.device_set) == 8 and array.is_fully_replicated, f'{path} {array.sharding}'
+
+
 if __name__ == '__main__':
     jax.config.update('jax_num_cpu_devices', 8)
-    {check.__name__: check for check in (placements, meshes, training, experts, measurements)}[sys.argv[1]]()
+    {check.__name__: check for check in (placements, meshes, training, experts, measurements, evaluations)}[
+        sys.argv[1]
+    ]()

@@ -40,8 +40,9 @@ def test_eight_devices_agree_with_one(train, attnlab, single, tmp_path, mesh):
     assert status == 0, output
     np.testing.assert_allclose(losses(workdir), losses(single), rtol=2e-5)
     if mesh == {'data': 2, 'fsdp': 2, 'tensor': 2}:
-        for run in (workdir, single):
-            status, output = attnlab('eval', f'--workdir={run}', '--tokens=2048', '--multiples=1,2').finish()
+        for run, devices in ((workdir, 8), (single, 1)):
+            asked = (f'--workdir={run}', f'--cpu_devices={devices}', '--tokens=2048', '--multiples=1,2')
+            status, output = attnlab('eval', *asked).finish()
             assert status == 0, output
         eight, one = (json.loads((run / 'evals' / '40-2048-tokens.json').read_text()) for run in (workdir, single))
         assert eight.keys() == one.keys() and eight['step'] == 40

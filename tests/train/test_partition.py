@@ -13,7 +13,7 @@ from configs import language
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize('check', ['placements', 'meshes', 'training', 'experts', 'measurements'])
+@pytest.mark.parametrize('check', ['placements', 'meshes', 'training', 'experts', 'measurements', 'evaluations'])
 def test_on_eight_devices(check: str):
     command = [sys.executable, '-m', 'tests.train.eight_devices', check]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)

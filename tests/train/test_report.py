@@ -67,6 +67,15 @@ def test_a_sample_is_described_once_and_what_is_whole_is_not(tmp_path):
     assert said.index('a sample') < said.index('step 2')
 
 
+def test_of_several_processes_the_first_prints_what_is_evaluated(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, 'process_index', lambda: 1)
+    out = io.StringIO()
+    writer = report(tmp_path, out=out)
+    writer.evaluation(2, 'valid', {'loss': 2.0, 'sampled_tokens': 64.0, 'sampled_documents': 3.0})
+    writer.close()
+    assert not out.getvalue().strip() and not list(tmp_path.iterdir())
+
+
 def test_a_resumed_report_writes_the_same_bytes(tmp_path):
     whole, parts = tmp_path / 'whole', tmp_path / 'parts'
     for folder in (whole, parts):
