@@ -56,8 +56,10 @@ def load_run(workdir: pathlib.Path, step: int | None = None, *, ema: bool = Fals
     Raises `UserError` when `workdir` is not a run, has no such checkpoint, or none with an average.
     """
     config = saved_config(workdir)
-    with config.unlocked():
-        config.mesh = spec_of(_here(build(config.mesh, 'config.mesh')))
+    trained = build(config.mesh, 'config.mesh') if 'mesh' in config else None
+    if isinstance(trained, Axes):  # Of anything else `prepare` says what it should be.
+        with config.unlocked():
+            config.mesh = spec_of(_here(trained))
     return restored(prepare(config).restored(workdir), workdir, step, ema=ema)
 
 
