@@ -243,8 +243,9 @@ def mesh(**sizes: int) -> Mesh:
 
 def compiled(function: Callable[..., Any], devices: Mesh | None) -> Callable[..., Any]:
     """The function compiled for `devices`, all of which are given whole arguments."""
-    whole = None if devices is None else NamedSharding(devices, PartitionSpec())
-    return jax.jit(cores.on(devices, function), in_shardings=whole)
+    if devices is None:
+        return jax.jit(function)
+    return jax.jit(cores.on(devices, function), in_shardings=NamedSharding(devices, PartitionSpec()))
 
 
 def evaluate(call: Call, devices: Mesh | None, *, interpreted: bool = False) -> dict[str, np.ndarray]:
