@@ -135,15 +135,15 @@ def _pull_order(group: Group, size: int, here: Target, saved: tuple, gradients: 
     doutputs, dfinal = gradients
 
     def turn(carry: tuple, inputs: tuple[jax.Array, jax.Array]) -> tuple[tuple, None]:
-        (dafter, darrays), (i, before) = carry, inputs
+        (dafter, arrays), (i, before) = carry, inputs
         part, begins, do = _part((arrays, starts, doutputs), i, size)
         with target.compiling_for(here):
             dbefore, dpart = jax.vjp(lambda before, part: group(before, part, begins), before, part)[1]((dafter, do))
-        return (dbefore, jax.tree.map(lambda array, part: _put(array, part, i), darrays, dpart)), None
+        return (dbefore, jax.tree.map(lambda array, part: _put(array, part, i), arrays, dpart)), None
 
-    zeros = jax.tree.map(jnp.zeros_like, arrays)
+    # Gradients take the places of the arrays of their group, which are not read again.
     turns = jnp.arange(before.shape[0])
-    (dstate, darrays), _ = jax.lax.scan(turn, (dfinal, zeros), (turns, before), reverse=True)
+    (dstate, darrays), _ = jax.lax.scan(turn, (dfinal, arrays), (turns, before), reverse=True)
     return dstate, darrays, None
 
 

@@ -52,10 +52,7 @@ def test_steps_are_one_or_a_first_and_a_last(text, first, last):
     ('text', 'message'),
     [
         ('', '--profile is empty; give it a value, or leave it out'),
-        *(
-            (text, f"--profile is '{text}'; it must be a step, such as 10")
-            for text in ('0', '-3', 'ten', '1:', ':2')
-        ),
+        *((text, f"--profile is '{text}'; it must be a step, such as 10") for text in ('0', '-3', 'ten', '1:', ':2')),
         *(
             (text, f"--profile is '{text}'; it must be a step, such as 10")
             for text in ('1:2:3', '1.5', '0:4', '²', ' 4')
