@@ -18,7 +18,7 @@ from pallas_kernels.matrix_state.halves import earlier_by_halves, with_own
 from pallas_kernels.matrix_state.inverse import inverse_again
 from pallas_kernels.matrix_state.places import steps_after, steps_before
 from pallas_kernels.matrix_state.products import Form, exact, multiply
-from pallas_kernels.matrix_state.vector import Found, Parts
+from pallas_kernels.matrix_state.vector import Found, Parts, Steps
 
 
 class Chunk(NamedTuple):
@@ -61,17 +61,7 @@ class Weights(NamedTuple):
     factor: jax.Array
 
 
-class Keys(NamedTuple):
-    """What reads in the steps of a chunk, after their decay, and what they write under, `... c k`, with log decays."""
-
-    q: jax.Array
-    erase: jax.Array
-    k: jax.Array
-    log_decay: jax.Array
-    runs: jax.Array | None
-
-
-def weights(chunk: Chunk, form: Form, by_channels: Callable[[Keys], Found] | None = None) -> Weights:
+def weights(chunk: Chunk, form: Form, by_channels: Callable[[Steps], Found] | None = None) -> Weights:
     """Returns the weights of a chunk; its length is a power of two.
 
     `by_channels` computes what steps read and write with a decay for every key channel; `None`: `by_halves`.
@@ -98,24 +88,25 @@ def weights(chunk: Chunk, form: Form, by_channels: Callable[[Keys], Found] | Non
     )
 
 
-def _found(chunk: Chunk, form: Form, by_channels: Callable[[Keys], Found] | None) -> Found:
+def _found(chunk: Chunk, form: Form, by_channels: Callable[[Steps], Found] | None) -> Found:
     """What steps read and write where nothing is forgotten, for queries and for the keys that erase."""
     q, k = chunk.q.astype(form.sums), chunk.k.astype(form.sums)
     erase = k if chunk.erase is None else chunk.erase.astype(form.sums)
     if chunk.log_decay is None:
         return Found(_plain(q, erase, k, form), (q, erase), (k,))
-    keys = Keys(q, erase, k, chunk.log_decay, chunk.runs)
+    # All that reads does so after the state has decayed in its step.
+    steps = Steps((q, erase), (), (k,), chunk.log_decay, chunk.runs)
     if chunk.log_decay.shape[-1] == 1:
-        return _scalar(keys, form)
-    return by_halves(keys, form) if by_channels is None else by_channels(keys)
+        return _scalar(steps, form)
+    return by_halves(steps, form) if by_channels is None else by_channels(steps)
 
 
 def _plain(q: jax.Array, erase: jax.Array, k: jax.Array, form: Form) -> tuple[Parts, Parts]:
     return (multiply(q, k, 'nt', form),), (multiply(erase, k, 'nt', form),)
 
 
-def _scalar(keys: Keys, form: Form) -> Found:
-    q, erase, k, log_decay, _ = keys
+def _scalar(steps: Steps, form: Form) -> Found:
+    (q, erase), _, (k,), log_decay, _ = steps
     # Over the steps after j up to i: a sum for every pair, so that small sums stay exact beside large ones.
     later = jnp.where(steps_before(q), log_decay, 0)
     until_now = jnp.broadcast_to(jnp.where(steps_after(q), 0, 1), later.shape)
@@ -127,9 +118,9 @@ def _scalar(keys: Keys, form: Form) -> Found:
     return Found(((by_q * decay,), (by_erase * decay,)), (q * reach, erase * reach), (k * stays,))
 
 
-def by_halves(keys: Keys, form: Form) -> Found:
+def by_halves(steps: Steps, form: Form) -> Found:
     """What steps read and write with a decay for every key channel, by halves of blocks of 2, 4, 8, ... steps."""
-    q, erase, k, log_decay, _ = keys
+    (q, erase), _, (k,), log_decay, _ = steps
     ((by_q,), (by_erase,)), sums = earlier_by_halves((q, erase), (), (k,), log_decay, form)
     reach, stays = jnp.exp(sums.until_now), jnp.exp(sums.later)
     return Found(((with_own(by_q, q, k),), (by_erase,)), (q * reach, erase * reach), (k * stays,))

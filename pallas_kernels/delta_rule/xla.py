@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import target, tiling
 from pallas_kernels.delta_rule import erasing
-from pallas_kernels.delta_rule.chunk import Chunk, Keys, Weights, weights
+from pallas_kernels.delta_rule.chunk import Chunk, Weights, weights
 from pallas_kernels.diagonal_low_rank.xla import step
 from pallas_kernels.matrix_state import vector
 from pallas_kernels.matrix_state.chunks import Arrays, cut, in_groups, join, transposed
@@ -54,18 +54,12 @@ def delta_rule(
             jnp.repeat(array.astype(dtype), h // array.shape[2], axis=2) for array in (*chunks[:3], *others)
         )
         chunk = Chunk(scale * q, k, beta, chunks.log_decay, chunks.runs, *erase)
-        does = weights(chunk, Form(dtype, dtype), _by_channels)
+        does = weights(chunk, Form(dtype, dtype), vector.found)
         o, final = _read(does, beta, v, state)
         return final, join(o.swapaxes(0, 1))
 
     others = (beta[..., None],) if erase is None else (beta[..., None], erase)
     return in_groups(group, tile, state, (q, k, v, others, log_decay), starts)
-
-
-def _by_channels(keys: Keys) -> vector.Found:
-    """All that reads does so after the state has decayed in its step."""
-    q, erase, k, log_decay, runs = keys
-    return vector.found(vector.Steps((q, erase), (), (k,), log_decay, runs))
 
 
 class _Found(NamedTuple):
