@@ -10,7 +10,7 @@ from pallas_kernels.delta_rule import erasing
 from pallas_kernels.delta_rule.chunk import Chunk, Weights, weights
 from pallas_kernels.diagonal_low_rank.xla import step
 from pallas_kernels.matrix_state import vector
-from pallas_kernels.matrix_state.chunks import Arrays, cut, in_groups, join, transposed
+from pallas_kernels.matrix_state.chunks import Arrays, cut, cut_one, in_groups, join, transposed
 from pallas_kernels.matrix_state.inverse import inverse
 from pallas_kernels.matrix_state.products import Form
 
@@ -44,7 +44,7 @@ def delta_rule(
         dtype = state.dtype
         q, k, v, others, log_decay = arrays
         chunks = cut(q, k, v, log_decay, starts, tile.steps)
-        others = tuple(cut(array, array, array, None, None, tile.steps).q for array in others)
+        others = tuple(cut_one(array, tile.steps) for array in others)
         # Chunks first, as the loop over them reads them; the barrier keeps the compiler from copying the array
         # to another layout for every use.
         chunks, others = jax.lax.optimization_barrier(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import target, tiling
 from pallas_kernels.diagonal_low_rank.chunk import Chunk, Weights, weights
-from pallas_kernels.matrix_state.chunks import Arrays, cut, in_groups, join, transposed
+from pallas_kernels.matrix_state.chunks import Arrays, cut, cut_one, in_groups, join, transposed
 from pallas_kernels.matrix_state.inverse import inverse
 
 
@@ -41,7 +41,7 @@ def diagonal_low_rank(
         dtype = state.dtype
         q, a, v, keys, log_decay = arrays
         chunks = cut(q, a, v, log_decay, starts, tile.steps)
-        keys = tuple(cut(key, key, key, None, None, tile.steps).k for key in keys)
+        keys = tuple(cut_one(key, tile.steps) for key in keys)
         # Chunks first, as the loop over them reads them; the barrier keeps the compiler from laying the same array out
         # anew for every use.
         chunks, keys = jax.lax.optimization_barrier(jax.tree.map(lambda array: array.swapaxes(0, 1), (chunks, keys)))

@@ -164,15 +164,15 @@ def cut(
 ) -> Chunks:
     """Cuts time into chunks of `length`, the last one padded with steps that neither write nor decay."""
     return Chunks(
-        q=_cut(q, length),
-        k=_cut(k, length),
-        v=_cut(v, length),
-        log_decay=None if log_decay is None else _cut(log_decay, length),
-        runs=None if starts is None else jnp.cumsum(_cut(starts[..., None, None], length), axis=3, dtype=jnp.int32),
+        q=cut_one(q, length),
+        k=cut_one(k, length),
+        v=cut_one(v, length),
+        log_decay=None if log_decay is None else cut_one(log_decay, length),
+        runs=None if starts is None else jnp.cumsum(cut_one(starts[..., None, None], length), axis=3, dtype=jnp.int32),
     )
 
 
-def _cut(array: jax.Array, length: int) -> jax.Array:
+def cut_one(array: jax.Array, length: int) -> jax.Array:
     """`b t h k` as `b l h c k`."""
     array = jnp.pad(array, ((0, 0), (0, -array.shape[1] % length), (0, 0), (0, 0)))
     b, t, h, k = array.shape
