@@ -222,10 +222,15 @@ def _gathered(
     places = here.firsts[:, None, :, None, None] + blocks.size * chosen[..., None] + inside
     places = places.reshape(*chosen.shape[:3], -1)
     seen = places <= here.tokens[None, None, :, None]
-    gather = jax.vmap(jax.vmap(functools.partial(jnp.take, axis=0, mode='clip')))
-    keys, values = jnp.split(gather(jnp.concatenate([keys, values], axis=-1), places), [keys.shape[-1]], axis=-1)
+    keys, values = jnp.split(_take(jnp.concatenate([keys, values], axis=-1), places), [keys.shape[-1]], axis=-1)
     scores = jnp.einsum('btgrk,bgtsk->bgrts', q, keys) * q.shape[-1] ** -0.5
     return jnp.einsum('bgrts,bgtsv->btgrv', _softmax(scores, seen[:, :, None]), values)
+
+
+def _take(rows: Float[Array, 'b g s d'], places: Int[Array, 'b g t n']) -> Float[Array, 'b g t n d']:
+    """The rows at the places, of one batch dimension: the compiler for TPUs with SparseCores (v5p, v6e) dies of two."""
+    flat = (x.reshape(-1, *x.shape[2:]) for x in (rows, places))
+    return jax.vmap(functools.partial(jnp.take, axis=0, mode='clip'))(*flat).reshape(*places.shape, -1)
 
 
 def _softmax(scores: Float[Array, 'b g r t s'], seen: Bool[Array, 'b #g 1 t s']) -> Float[Array, 'b g r t s']:

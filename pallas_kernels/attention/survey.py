@@ -58,8 +58,8 @@ def _take(kind: str, known: tuple[jax.Array, ...], values: jax.Array, block: Blo
         return (jnp.maximum(known[0], jnp.max(seen, axis=-1, keepdims=True)),)
     if kind == 'min':
         return (jnp.minimum(known[0], jnp.min(seen, axis=-1, keepdims=True)),)
-    first = jnp.expand_dims((jnp.argmax if kind == 'argmax' else jnp.argmin)(seen, axis=-1), -1)
-    value = jnp.take_along_axis(seen, first, axis=-1)
+    extreme, place = (jnp.max, jnp.argmax) if kind == 'argmax' else (jnp.min, jnp.argmin)
+    value, first = extreme(seen, axis=-1, keepdims=True), place(seen, axis=-1, keepdims=True)
     column = block.columns.reshape(-1)[first].astype(value.dtype)
     better = value > known[0] if kind == 'argmax' else value < known[0]
     return jnp.where(better, value, known[0]), jnp.where(better, column, known[1])

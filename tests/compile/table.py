@@ -1,8 +1,8 @@
 """Compiles the programs of recipes for devices that are not there, and keeps docs/compiled.md.
 
     python -m tests.compile.table [--topology=v5e:2x2] [--mesh=data=4] [--programs=prefill,...] [--level=O1] [--write]
-        [--new] [--minutes=30] [RECIPE ...]
-    python -m tests.compile.table --missing --write [--level=O1] [--minutes=30] [RECIPE ...]
+        [--new] [--minutes=30] [--workers=2] [RECIPE ...]
+    python -m tests.compile.table --missing --write [--level=O1] [--minutes=30] [--workers=2] [RECIPE ...]
     python -m tests.compile.table --render
 
 For every recipe, of all of them if none is named, and every program one line of JSON on standard output: how many
@@ -16,6 +16,8 @@ out whatever has a line, without looking at its hash. So it may be stopped at an
 `--missing` goes through the cells of the document that have no line, the most telling first: one recipe of each class
 everywhere, then all others, the programs that compile soonest before steps, and at last what is dear to compile; of
 RECIPEs alone, if any is named. `--render` makes the document of the lines that are kept and compiles nothing.
+
+Programs are compiled in processes of their own, of which there are `--workers`: the compiler may die of one.
 """
 
 import argparse
@@ -23,12 +25,15 @@ import collections
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
+import multiprocessing
 import os
 import pathlib
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator
+from multiprocessing import connection
 from typing import Any
 
 import jax
@@ -158,10 +163,10 @@ HEAD = f"""# What compiles for machines that are not there
 Made by `python -m tests.compile.table --missing --write`, or `--write [--topology=v5e:2x2] [RECIPE ...]`, from the
 lines of [compiled.jsonl](compiled.jsonl), which have the hash of each program, the version of JAX, the processor
 seconds, and the effort of the compiler (`JAX_OPTIMIZATION_LEVEL`) where it was not the default; a test compares the
-two; a line without a hash is older than the record. "{NOT_COMPILED}" is what it says: nothing is known of that
-program, and no cell is derived from another. A line is of the program as it was when it was compiled, and may be older
-than the code: what it says of kernels may have changed since, as for v5e it has of `comba`, `rwkv7`, `gated_delta_net2`
-and `preconditioned_gdn`. `git blame docs/compiled.jsonl` names the commit of each.
+two; a line without a hash is older than the record, or of a program that the compiler died of. "{NOT_COMPILED}" is what
+it says: nothing is known of that program, and no cell is derived from another. A line is of the program as it was when
+it was compiled, and may be older than the code: what it says of kernels may have changed since, as for v5e it has of
+`comba`, `rwkv7`, `gated_delta_net2` and `preconditioned_gdn`. `git blame docs/compiled.jsonl` names the commit of each.
 
 A model of every recipe, {programs.ROWS} x {programs.LENGTH} tokens (a row a device at least), width {programs.WIDTH},
 {programs.HEADS} heads, two periods of its pattern of layers scanned, in bfloat16, with the optimiser of
@@ -244,16 +249,61 @@ def telling(kept: dict[Cell, dict[str, Any]]) -> list[Cell]:
     return sorted(rest, key=lambda cell: (cell.recipe not in CLASSES, cell.recipe in dear, STEPS.get(cell.program, 0)))
 
 
-def run(cells: Iterable[Cell], kept: dict[Cell, dict[str, Any]], level: str = '') -> Iterator[dict[str, Any]]:
-    """What became of the programs, as they are found."""
+def _serve(asked: connection.Connection) -> None:
+    """Describes the programs that are asked for, one after another."""
+    jax.config.update('jax_platforms', 'cpu')
     find = functools.cache(topologies.find)
-    for cell in cells:
-        yield describe(cell, find(cell.topology), kept.get(cell), level)
+    while True:
+        cell, before, level = asked.recv()
+        asked.send(describe(cell, find(cell.topology), before, level))
         jax.clear_caches()
 
 
+class Compiler:
+    """A process that compiles: it may die of a program, which is a finding as any other."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context('spawn')
+        self.connection, there = context.Pipe()
+        self.process = context.Process(target=_serve, args=(there,), daemon=True)
+        self.process.start()
+        there.close()
+
+    def found(self, cell: Cell) -> dict[str, Any]:
+        """What it says of the program that it was given, or that it died of it."""
+        try:
+            return self.connection.recv()
+        except EOFError:
+            self.process.join()
+            died = f'the compiler died of signal {-self.process.exitcode}'
+            return dataclasses.asdict(cell) | {'jax': jax.__version__, 'hash': '', 'failed': died, 'seconds': 0.0}
+
+
+def run(
+    cells: Iterable[Cell], kept: dict[Cell, dict[str, Any]], level: str = '', workers: int = 1
+) -> Iterator[dict[str, Any]]:
+    """What became of the programs, as they are found by so many processes."""
+    cells = iter(cells)
+    idle, busy = [Compiler() for _ in range(workers)], {}
+    try:
+        while True:
+            for cell in itertools.islice(cells, len(idle)):
+                compiler = idle.pop()
+                busy[compiler.connection] = compiler, cell
+                compiler.connection.send((cell, kept.get(cell), level))
+            if not busy:
+                return
+            for ready in connection.wait(list(busy)):
+                compiler, cell = busy.pop(ready)
+                line = compiler.found(cell)
+                idle.append(compiler if compiler.process.is_alive() else Compiler())
+                yield line
+    finally:
+        for compiler in [*idle, *(compiler for compiler, _ in busy.values())]:
+            compiler.process.kill()
+
+
 if __name__ == '__main__':
-    jax.config.update('jax_platforms', 'cpu')
     parser = argparse.ArgumentParser()
     parser.add_argument('--topology', default='H100x1')
     parser.add_argument('--mesh', default='')
@@ -263,6 +313,7 @@ if __name__ == '__main__':
     parser.add_argument('--missing', action='store_true')
     parser.add_argument('--render', action='store_true')
     parser.add_argument('--minutes', type=float, default=float('inf'))
+    parser.add_argument('--workers', type=int, default=1)
     parser.add_argument('--programs', default=','.join(programs.PROGRAMS))
     parser.add_argument('recipes', nargs='*')
     options = parser.parse_args()
@@ -279,7 +330,7 @@ if __name__ == '__main__':
     if options.missing:
         wanted = [cell for cell in telling(kept) if not options.recipes or cell.recipe in options.recipes]
     left = [cell for cell in wanted if not (options.new and cell in kept)]
-    for line in run(left, kept, options.level):
+    for line in run(left, kept, options.level, options.workers):
         print(json.dumps(line), flush=True)
         if options.write:
             write(line)

@@ -52,3 +52,19 @@ def test_the_page_names_recipes_without_a_line_or_those_with_one_whichever_are_f
     assert table._missing(names, {'c', 'a'}) == '1 of 3: b'
     assert table._missing(names, {'b'}) == '2 of 3, all but b'
     assert (table._missing(names, set(names)), table._missing(names, set())) == ('none', 'all')
+
+
+def test_a_program_that_the_compiler_dies_of_is_a_line():
+    cell = table.Cell('v5p:2x2x1', '', 'moba', 'decoding step')
+    compiler = table.Compiler()
+    compiler.process.kill()
+    line = compiler.found(cell)
+    assert table.Cell.of(line) == cell
+    assert line['failed'] == 'the compiler died of signal 9'
+
+
+def test_every_program_has_its_line_whichever_process_compiles_it():
+    cells = [table.Cell('H100x1', '', recipe, 'decoding step') for recipe in ('base_conv', 'minlstm', 'rg_lru')]
+    lines = list(table.run(cells, {}, workers=2))
+    assert {table.Cell.of(line) for line in lines} == set(cells)
+    assert not any('failed' in line for line in lines)
