@@ -28,7 +28,7 @@ from attnlab.commands import (
     uncertainty,
     zoo,
 )
-from attnlab.errors import UserError, nearest, not_installed, out_of_memory
+from attnlab.errors import UserError, nearest, not_installed, out_of_memory, unserved
 from attnlab.tables import visible, wrapped
 
 USAGE = """\
@@ -177,9 +177,11 @@ def main(argv: list[str] | None = None) -> int:
         message = str(missing)
     except RuntimeError as error:
         shortage = out_of_memory(error)
-        if shortage is None:
+        if shortage is None and not unserved(error):
             raise
         message = f'the device has too little memory: {shortage}; {LESS.get(name, LESS_ELSEWHERE)}'
+        if shortage is None:
+            message = str(error)
         _forget_what_failed()
     lines = [visible(f'attnlab: {message}')]
     if sys.stderr.isatty():

@@ -74,6 +74,11 @@ def out_of_memory(error: BaseException) -> str | None:
     return first if exhausted and type(error).__name__ == 'JaxRuntimeError' else None
 
 
+def unserved(error: BaseException) -> bool:
+    """Whether a core has no form for a call, `pallas_kernels.dispatch.Unserved`: by name, for the same reason."""
+    return type(error).__name__ == 'Unserved'
+
+
 def _closeness(name: str, other: str) -> tuple[float, bool]:
     """The share of letters that match in order, and whether the names are the same letters in another order."""
     return difflib.SequenceMatcher(a=other, b=name).ratio(), sorted(name) == sorted(other)

@@ -27,6 +27,10 @@ UNCHOSEN = 'it serves if it is named: its gradients may differ from run to run'
 """The recorded reason for not choosing a third-party kernel."""
 
 
+class Unserved(NotImplementedError):
+    """No form of a core serves a call, or not the one that is named."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Candidate:
     """An implementation of a core, a function or its passes, and why it cannot serve the call (`None`: it can).
@@ -101,7 +105,7 @@ def select(
 
     Raises:
       ValueError: `implementation` is an unknown name.
-      NotImplementedError: the named implementation cannot serve this call, or none can; the message says why.
+      Unserved: the named implementation cannot serve this call, or none can; the message says why.
     """
     names = (*PREFERENCE, *LIBRARIES, *ALTERNATIVES)
     if implementation is not None and implementation not in names:
@@ -109,7 +113,9 @@ def select(
     if implementation is not None:
         reason = _refusal(core, implementation, candidates)
         if reason is not None:
-            raise NotImplementedError(f'{core}: implementation {implementation!r} cannot serve: {reason}')
+            raise Unserved(
+                f'{core}: implementation {implementation!r} cannot serve: {reason}; None takes the first form that can'
+            )
         chosen = candidates[implementation]
         return _record(Entry(core, implementation, (), cost(implementation=implementation), chosen.tiles), candidates)
 
@@ -122,7 +128,7 @@ def select(
             return _record(entry, candidates)
         refused.append((name, reason))
     listing = '; '.join(f'{name}: {reason}' for name, reason in refused)
-    raise NotImplementedError(f'{core}: no implementation can serve: {listing}')
+    raise Unserved(f'{core}: no implementation can serve: {listing}')
 
 
 def _refusal(core: str, name: str, candidates: Mapping[str, Candidate]) -> str | None:

@@ -149,6 +149,12 @@ def test_a_model_that_no_memory_holds_is_one_line_to_the_end_of_the_process(run)
     assert line.startswith('attnlab: the device has too little memory: ') and 'Out of memory allocating' in line
 
 
+def test_a_kernel_that_cannot_serve_is_one_line(capsys, tmp_path):
+    argv = ('--config=configs/language.py:size=tiny,zoo=gla', f'--workdir={tmp_path}/run', '--compilation_cache=')
+    line = said(capsys, 'train', *argv, '--config.model.stack.blocks[0].mixer.implementation=mosaic_gpu')
+    assert "linear_attention: implementation 'mosaic_gpu' cannot serve: the platform is cpu; None takes" in line
+
+
 def test_any_other_error_of_jax_keeps_its_traceback(monkeypatch):
     def broken(argv):
         raise jax.errors.JaxRuntimeError('INTERNAL: a bug')
