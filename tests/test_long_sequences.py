@@ -6,6 +6,7 @@ is not checked here: float32 would be as wrong.
 """
 
 import dataclasses
+import functools
 import operator
 
 import jax
@@ -16,7 +17,10 @@ from flax import nnx
 
 from attnlab.config import spec_of
 from attnlab.context import Context
-from attnlab.nn.feature_maps import CosFormer
+from attnlab.mixers.linear.attention import LinearAttention
+from attnlab.mixers.linear.write import Delta
+from attnlab.nn.feature_maps import CosFormer, UnitNorm
+from attnlab.nn.gates import ChannelStrengths, WriteStrength
 from attnlab.testing.contract.narrow import is_constant
 from attnlab.testing.contract.subject import Subject
 from attnlab.testing.noise import noise, perturbed
@@ -84,6 +88,28 @@ def test_a_long_sequence_in_bfloat16_stays_near_float32(name):
     assert error[worst] <= bound[worst], (
         f'{error[worst]:.1%} in window {worst} of {len(error)}; bound {bound[worst]:.1%}'
     )
+
+
+@pytest.mark.parametrize('write', [WriteStrength, ChannelStrengths])
+def test_a_repeated_token_does_not_grow_in_bfloat16(write):
+    """Eigenvalues so near -1 that rounding of a key carries some beyond."""
+    channels, length = 64, 16_384
+    for seed in range(3):
+        mixer = LinearAttention(
+            channels,
+            heads=1,
+            feature_map=UnitNorm(),
+            gates=functools.partial(write, scale=2.0),
+            write=Delta(),
+            rngs=nnx.Rngs(seed),
+        )
+        opened = mixer.gates.linear if write is WriteStrength else mixer.gates.erase
+        opened.weight[...] = jnp.zeros_like(opened.weight[...]).at[0].set(8.0)
+        token = noise(1, 1, channels, seed=seed).at[..., 0].set(1.0)
+        x = jnp.broadcast_to(token, (1, length, channels)).astype(jnp.bfloat16)
+        run = jax.jit(lambda x, m=mixer: m(x, Context.full(1, length), m.init_state(1, length, x.dtype))[1].memory)
+        narrow, wide = (np.asarray(run(each), np.float32) for each in (x, x.astype(jnp.float32)))
+        assert np.linalg.norm(narrow - wide) < 0.02 * np.linalg.norm(wide), seed
 
 
 def by_window(actual, expected):

@@ -55,12 +55,14 @@ class LowRankDecay(Module):
     """A decay for every key channel, computed from the input: `logsigmoid(x W_1 W_2 + c) / temperature`.
 
     `W_1` has `rank` columns, a bottleneck; the temperature keeps the decays near one. The result is float32 or wider.
-    Yang et al. 2024, https://arxiv.org/abs/2312.06635.
+    Raises `UserError` for a temperature that is not positive. Yang et al. 2024, https://arxiv.org/abs/2312.06635.
     """
 
     def __init__(
         self, dim: int, *, heads: int, key_dim: int, rank: int = 16, temperature: float = 16.0, rngs: nnx.Rngs
     ):
+        if temperature <= 0:
+            raise UserError(f'temperature of LowRankDecay is {temperature}; it must be positive')
         self.heads = heads
         self.temperature = temperature
         self.down = Linear(dim, rank, axes=('embed', None), rngs=rngs)

@@ -5,7 +5,6 @@ weights before it. The sum of gradients, or what else of them is carried along, 
 """
 
 import abc
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +15,9 @@ from jaxtyping import Bool, Float, Int
 
 from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
+from attnlab.nn.initialization import logit
 from attnlab.nn.norms import GroupNorm
-from attnlab.nn.parameter import Initializer, param
+from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
 from attnlab.typing import Heads, Keys, Queries, Sequence, Values
 
@@ -165,6 +165,7 @@ class MomentumDescent(Descent):
     `m` and `f` are logistic functions of `x W + c`, one a head, which start near `momentum` and `forget`;
     `s = (1 - m) sigmoid(x W) / chunk`, so that the steps of a mini-batch add up to at most one gradient: all of them
     are taken at the same weights, and more would overshoot.
+    Raises `UserError` for a `momentum` or `forget` that is not between 0 and 1.
     Behrouz, Zhong and Mirrokni 2024, https://arxiv.org/abs/2501.00663.
     """
 
@@ -183,7 +184,8 @@ class MomentumDescent(Descent):
         self.chunk = chunk
         self.step, self.momentum, self.forget = (Linear(dim, heads, rngs=rngs) for _ in range(3))
         self.momentum_bias, self.forget_bias = (
-            param(_logit(start), (heads,), axes=('heads',), group='dynamics', rngs=rngs) for start in (momentum, forget)
+            param(logit(f'{name} of MomentumDescent', start), (heads,), axes=('heads',), group='dynamics', rngs=rngs)
+            for name, start in (('momentum', momentum), ('forget', forget))
         )
 
     def rates(self, x: Sequence, place: Int[Array, 'b t']) -> MomentumRates:
@@ -210,10 +212,6 @@ class MomentumDescent(Descent):
             momentum_kept=jnp.exp(momentum[:, -1]),
             momentum_steps=jnp.moveaxis(to_momentum[:, :, -1], 1, -1),
         )
-
-
-def _logit(start: float) -> Initializer:
-    return nnx.initializers.constant(math.log(start) - math.log1p(-start))
 
 
 def _between(logs: Float[Array, 'b c h']) -> Float[Array, 'b h c c']:

@@ -19,6 +19,7 @@ from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.decays import StepDecay
 from attnlab.nn.heads import head_channels
+from attnlab.nn.initialization import logit
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
 from attnlab.typing import DropoutKey, Heads, Keys, Sequence, Values
@@ -89,7 +90,7 @@ class HeadGate(Module):
     def __init__(self, dim: int, *, heads: int, channels: int, start: float = 0.25, rngs: nnx.Rngs):
         del channels
         self.linear = Linear(dim, heads, rngs=rngs)
-        self.bias = _logit(start, heads, rngs)
+        self.bias = _bias_of(start, heads, rngs)
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t h 1']:
         scores = self.linear(x)
@@ -106,7 +107,7 @@ class SliceGate(Module):
     def __init__(self, dim: int, *, heads: int, channels: int, start: float = 0.25, rngs: nnx.Rngs):
         del channels
         self.weight = _per_slice(dim, heads, 1, rngs)
-        self.bias = _logit(start, heads, rngs)
+        self.bias = _bias_of(start, heads, rngs)
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t h 1']:
         return _open(_by_slice(x, self.weight)[..., 0], self.bias)
@@ -126,7 +127,7 @@ class SliceMLPGate(Module):
         self.up_bias = param(nnx.initializers.zeros, (heads, hidden), axes=('heads', None), group='vector', rngs=rngs)
         weight = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal', in_axis=1, out_axis=0)
         self.down = param(weight, (heads, hidden), axes=('heads', None), rngs=rngs)
-        self.bias = _logit(0.5, heads, rngs)
+        self.bias = _bias_of(0.5, heads, rngs)
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t h 1']:
         hidden = jax.nn.relu(_by_slice(x, self.up) + self.up_bias[...].astype(x.dtype)[None, None])
@@ -143,9 +144,8 @@ def _by_slice(x: Sequence, weight: nnx.Param) -> Float[Array, 'b t h f']:
     return jnp.einsum('bthk,hkf->bthf', slices, weight[...].astype(x.dtype))
 
 
-def _logit(start: float, heads: int, rngs: nnx.Rngs) -> nnx.Param:
-    logit = nnx.initializers.constant(math.log(start) - math.log1p(-start))
-    return param(logit, (heads,), axes=('heads',), group='vector', rngs=rngs)
+def _bias_of(start: float, heads: int, rngs: nnx.Rngs) -> nnx.Param:
+    return param(logit('the start of a gate', start), (heads,), axes=('heads',), group='vector', rngs=rngs)
 
 
 def _open(scores: Float[Array, 'b t h'], bias: nnx.Param) -> Float[Array, 'b t h 1']:
@@ -193,16 +193,19 @@ class WriteStrength(Module):
     """How much a write replaces, `b = scale * sigmoid(x W)`, one number a head, in float32 or better.
 
     With a `scale` of 2 the delta rule has eigenvalues in `(-1, 1)` instead of `(0, 1)` along its keys, which lets it
-    track states: Grazzi et al. 2025, https://arxiv.org/abs/2411.12537.
+    track states: Grazzi et al. 2025, https://arxiv.org/abs/2411.12537. What rounding adds to that is taken back.
+    Raises `UserError` for a `scale` that is not above 0 and at most 2.
     """
 
     def __init__(self, dim: int, *, heads: int, key_dim: int, value_dim: int, scale: float = 1.0, rngs: nnx.Rngs):
         del key_dim, value_dim
-        self.scale = scale
+        self.scale = _stable_scale(scale, type(self))
         self.linear = Linear(dim, heads, rngs=rngs)
 
     def __call__(self, x: Sequence, k: Keys, v: Values, log_decay: Array | None) -> tuple[Keys, Values, Terms]:
         strength = self.scale * jax.nn.sigmoid(self.linear(x).astype(state_dtype(x.dtype)))
+        if self.scale > 1 and k.dtype.itemsize == 2:
+            strength *= _less_rounding(jnp.ones((1, 1, 1), strength.dtype), k, k)
         return k, v, Terms(log_decay, strength)
 
 
@@ -210,17 +213,49 @@ class ChannelStrengths(Module):
     """A strength for every key channel that erases and every value channel that is written.
 
     `e = scale * sigmoid(x W_e) * k`, values times `sigmoid(x W_w)`. With a `scale` of 2 erasing may change signs.
+    What rounding adds to that is taken back. Raises `UserError` for a `scale` that is not above 0 and at most 2.
     "Gated DeltaNet-2" 2026, https://arxiv.org/abs/2605.22791.
     """
 
     def __init__(self, dim: int, *, heads: int, key_dim: int, value_dim: int, scale: float = 1.0, rngs: nnx.Rngs):
-        self.scale = scale
+        self.scale = _stable_scale(scale, type(self))
         self.erase = Linear(dim, heads * key_dim, rngs=rngs)
         self.write = Linear(dim, heads * value_dim, rngs=rngs)
 
     def __call__(self, x: Sequence, k: Keys, v: Values, log_decay: Array | None) -> tuple[Keys, Values, Terms]:
         erase = self.scale * gated(k, self.erase(x).reshape(k.shape), jax.nn.sigmoid)
-        return k, gated(v, self.write(x).reshape(v.shape), jax.nn.sigmoid), Terms(log_decay, erase=erase)
+        strength = None
+        if self.scale > 1 and k.dtype.itemsize == 2:
+            strength = _less_rounding(self._erased(x, k), k, erase)
+        return k, gated(v, self.write(x).reshape(v.shape), jax.nn.sigmoid), Terms(log_decay, strength, erase)
+
+    def _erased(self, x: Sequence, k: Keys) -> Float[Array, 'b t h']:
+        """`k.e` of keys of length one, before it is rounded."""
+        wide = state_dtype(k.dtype)
+        squares = jnp.square(k.astype(wide))
+        opened = jax.nn.sigmoid(self.erase(x).reshape(k.shape).astype(wide))
+        return self.scale * jnp.sum(opened * squares, axis=-1) / jnp.maximum(jnp.sum(squares, axis=-1), 0.5)
+
+
+def _stable_scale(scale: float, gates: type) -> float:
+    if not 0 < scale <= 2:
+        raise UserError(f'the scale of {gates.__name__} is {scale}; it must be above 0 and at most 2')
+    return scale
+
+
+ROUNDED = 2.0**-7
+"""More than rounding to 16 bits makes of the squared length of a key of length one."""
+
+
+def _less_rounding(wanted: Float[Array, '#b #t #h'], k: Keys, e: Keys) -> Float[Array, 'b t h']:
+    """The factor of writes that makes `k.e` what is wanted of keys of length one, where 16 bits hold them; else one.
+
+    An eigenvalue `1 - k.e` near -1 is carried beyond it by rounding, if by a thousandth, and what a memory holds for a
+    token that repeats would grow without end.
+    """
+    length, erased = (jnp.sum(k.astype(wanted.dtype) * a.astype(wanted.dtype), axis=-1) for a in (k, e))
+    rounded = (jnp.abs(length - 1) < ROUNDED) & (erased > 0)
+    return jnp.where(rounded, wanted / jnp.where(rounded, erased, 1), 1)
 
 
 class PartialErase(Module):

@@ -54,6 +54,13 @@ class Gaussian:
         return nnx.initializers.normal(self.deviation)
 
 
+def logit(name: str, start: float) -> Initializer:
+    """The biases at which a logistic function is `start`; raises `UserError` for what it never is, 0 and 1 included."""
+    if not 0 < start < 1:
+        raise UserError(f'{name} is {start}; it must be above 0 and below 1')
+    return nnx.initializers.constant(math.log(start) - math.log1p(-start))
+
+
 @checked_fields
 @dataclasses.dataclass(frozen=True)
 class Orthogonal:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from pallas_kernels.matrix_state.halves import earlier_by_halves, with_own
 from pallas_kernels.matrix_state.inverse import inverse_again
 from pallas_kernels.matrix_state.places import steps_after, steps_before
-from pallas_kernels.matrix_state.products import Form, exact, multiply
+from pallas_kernels.matrix_state.products import Form, exact, multiply, multiply_exactly
 from pallas_kernels.matrix_state.vector import Found, Parts, Steps
 
 
@@ -136,6 +136,6 @@ def step(
     does = weights(chunk, form)
     solved = inverse_again(does.erased, solved)
     missing = v.astype(form.sums) - multiply(does.k, state, 'nt', form)
-    values = multiply(solved, chunk.beta * missing, 'nn', form)
+    values = multiply_exactly(solved, chunk.beta * missing, 'nn', form)
     o = multiply(does.q, state, 'nt', form) + multiply(does.among, values, 'nn', form)
     return o, does.factor * state + multiply(values, does.writes, 'tn', form), solved

@@ -9,7 +9,7 @@ from pallas_kernels.diagonal_low_rank.chunk import Chunk, weights
 from pallas_kernels.matrix_state.halves import Summed, earlier_by_halves, with_own
 from pallas_kernels.matrix_state.inverse import inverse_again
 from pallas_kernels.matrix_state.places import steps_after, steps_before
-from pallas_kernels.matrix_state.products import Form, exact, multiply
+from pallas_kernels.matrix_state.products import Form, exact, multiply, multiply_exactly
 from pallas_kernels.matrix_state.vector import Found, Parts
 
 
@@ -23,7 +23,7 @@ def step(
     does = weights(chunk, functools.partial(found, form))
     solved = inverse_again(-does.earlier[0], solved)
     written = v if len(chunk.keys) == 1 else multiply(does.earlier[1], v, 'nn', form)
-    values = multiply(solved, written + multiply(does.a, state, 'nt', form), 'nn', form)
+    values = multiply_exactly(solved, written + multiply(does.a, state, 'nt', form), 'nn', form)
     o = multiply(does.q, state, 'nt', form) + multiply(does.among[0], values, 'nn', form)
     after = does.factor * state + multiply(values, does.writes[0], 'tn', form)
     if len(chunk.keys) == 2:

@@ -297,6 +297,21 @@ def test_inverse_of_keys_alike(size, most, platform):
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
+def test_what_a_repeated_key_holds_does_not_grow_in_bfloat16():
+    """With strengths near two every write turns the memory around, and so does every chunk, of a sum of ones and twos.
+
+    The inverse rounded to bfloat16 made it grow by half in every chunk.
+    """
+    key, value = (noise(1, 1, 1, 64, seed=seed) for seed in range(2))
+    key = (key / jnp.linalg.norm(key)).astype(jnp.bfloat16)
+    beta = jnp.full((1, 512, 1), 1.9993 / jnp.sum(jnp.square(key.astype(jnp.float32))))
+    k, v = (jnp.broadcast_to(a, (1, 512, 1, 64)).astype(jnp.bfloat16) for a in (key, value))
+    with target.compiling_for(target.interpreted('mosaic_tpu')):
+        _, found = delta_rule(k, k, v, beta)
+    _, expected = delta_rule(k, k, v, beta, implementation='reference')
+    assert np.linalg.norm(found - expected) < np.linalg.norm(expected)
+
+
 def test_memory_is_linear_in_length():
     """Four times the steps take about four times the memory of the backward pass; a square would take sixteen."""
 

@@ -5,7 +5,20 @@ import pytest
 from flax import nnx
 
 from attnlab.errors import UserError
-from attnlab.nn.gates import BlockDiagonal, MinGRUGates, OutputGate, RealGates, positive
+from attnlab.mixers.linear.mlstm import MLSTM
+from attnlab.mixers.linear.slots import GatedSlots
+from attnlab.nn.decays import LowRankDecay
+from attnlab.nn.fast_weights import MomentumDescent
+from attnlab.nn.gates import (
+    BlockDiagonal,
+    ChannelStrengths,
+    HeadGate,
+    MinGRUGates,
+    OutputGate,
+    RealGates,
+    WriteStrength,
+    positive,
+)
 from attnlab.testing.noise import noise
 
 
@@ -98,3 +111,24 @@ def test_blocks_multiply_in_bfloat16():
     y = np.asarray(jax.jit(lambda params, x: nnx.merge(graphdef, params)(x))(params, x), np.float32)
     blocks = np.einsum('bthf,hfv->bthv', np.asarray(x, np.float32).reshape(2, 16, 4, 16), params['weight'][...])
     np.testing.assert_allclose(y, blocks.reshape(2, 16, 64), atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ('made', 'given', 'said'),
+    [
+        (
+            WriteStrength,
+            {'key_dim': 4, 'value_dim': 4, 'scale': 3.0},
+            r'scale of WriteStrength is 3.0; it must be above 0',
+        ),
+        (ChannelStrengths, {'key_dim': 4, 'value_dim': 4, 'scale': -1.0}, r'ChannelStrengths is -1.0; .* at most 2'),
+        (HeadGate, {'channels': 4, 'start': 1.0}, r'the start of a gate is 1.0; it must be above 0 and below 1'),
+        (MomentumDescent, {'channels': 4, 'chunk': 2, 'forget': 0.0}, r'forget of MomentumDescent is 0.0; .* below 1'),
+        (LowRankDecay, {'key_dim': 4, 'temperature': 0.0}, 'temperature of LowRankDecay is 0.0; it must be positive'),
+        (GatedSlots, {'temperature': 0.0}, 'temperature of GatedSlots is 0.0; it must be positive'),
+        (MLSTM, {'cap': 0.0}, 'cap of MLSTM is 0.0; it must be positive'),
+    ],
+)
+def test_numbers_out_of_bounds_are_named(made, given, said):
+    with pytest.raises(UserError, match=said):
+        made(8, heads=2, rngs=nnx.Rngs(0), **given)

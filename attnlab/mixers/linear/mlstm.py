@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from attnlab.context import Context
+from attnlab.errors import UserError
 from attnlab.functional.recomputed import recomputed_beside_products
 from attnlab.functional.recurrences import no_segment, state_dtype
 from attnlab.functional.stabilised import stabilised_linear_attention
@@ -45,7 +46,7 @@ class MLSTM(Mixer):
     `cap(z) = a tanh(z / a)`; the norm is that of every head with its mean.
     Beck et al. 2024, https://arxiv.org/abs/2405.04517; Beck et al. 2025, https://arxiv.org/abs/2503.13427.
 
-    Raises `UserError` for heads that do not divide the channels.
+    Raises `UserError` for heads that do not divide the channels and a cap that is not positive.
     """
 
     def __init__(
@@ -75,6 +76,8 @@ class MLSTM(Mixer):
         value_dim = head_channels(dim, heads, instead='value_dim') if value_dim is None else value_dim
         key_dim = max(1, value_dim // 2) if key_dim is None else key_dim
         self.heads, self.key_dim, self.value_dim = heads, key_dim, value_dim
+        if cap <= 0:
+            raise UserError(f'cap of MLSTM is {cap}; it must be positive')
         self.cap, self.implementation = cap, implementation
         self.query, self.key = (Linear(dim, heads * key_dim, rngs=rngs) for _ in range(2))
         self.value = Linear(dim, heads * value_dim, rngs=rngs)

@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from attnlab.context import Context
+from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.recomputed import recomputed, recomputed_method
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
@@ -46,7 +47,7 @@ class GatedSlots(Mixer):
     not scaled; the norm is over all heads. Zhang et al. 2024, https://arxiv.org/abs/2409.07146. With other `gates` a
     token may change a few slots and leave the others as they are: "Raven" 2026, https://github.com/goombalab/raven.
 
-    Raises `UserError` for heads that do not divide the width.
+    Raises `UserError` for heads that do not divide the width and a temperature that is not positive.
     """
 
     def __init__(
@@ -75,6 +76,8 @@ class GatedSlots(Mixer):
           implementation: of the core that reads values; `None`: the default of the platform.
           rngs: draws the parameters.
         """
+        if temperature <= 0:
+            raise UserError(f'temperature of GatedSlots is {temperature}; it must be positive')
         self.heads, self.slots, self.temperature = heads, slots, temperature
         self.channels, self.implementation = head_channels(dim, heads), implementation
         self.query, self.key, self.value = (Linear(dim, dim, rngs=rngs) for _ in range(3))

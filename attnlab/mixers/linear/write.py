@@ -151,14 +151,14 @@ class PreconditionedDelta(WriteRule):
     strength `b`; the moment `m` of every channel is a column beside the memory. With keys of length one it is stable
     for `b * base` up to 2. "Preconditioned DeltaNet" 2026, https://arxiv.org/abs/2604.21100.
 
-    Raises `UserError` for a `base` below 1.
+    Raises `UserError` for a `base` that is not from 1 to 2.
     """
 
     base: float = 1.5
 
     def __post_init__(self) -> None:
-        if self.base < 1:
-            raise UserError(f'the base of PreconditionedDelta is {self.base}; it must be at least 1')
+        if not 1 <= self.base <= 2:
+            raise UserError(f'the base of PreconditionedDelta is {self.base}; it must be from 1 to 2')
 
     @property
     def beside(self) -> int:

@@ -210,7 +210,7 @@ def test_with_a_base_of_one_the_preconditioned_rule_is_the_delta_rule():
 
 
 def test_the_preconditioned_rule_refuses_what_it_cannot_use():
-    with pytest.raises(UserError, match=r'the base of PreconditionedDelta is 0\.5; it must be at least 1'):
+    with pytest.raises(UserError, match=r'the base of PreconditionedDelta is 0\.5; it must be from 1 to 2'):
         PreconditionedDelta(base=0.5)
     q = noise(1, 2, 1, 4)
     with pytest.raises(UserError, match='give its mixer gates=MomentGates'):
