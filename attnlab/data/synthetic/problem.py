@@ -14,7 +14,7 @@ SPLITS: Mapping[str, int] = {'train': 0, 'valid': 1, 'test': 2}
 """The splits, with the number that makes their random streams distinct."""
 
 ENDLESS = 2**31 - 1
-"""Examples of a training stream that is endless for practical purposes; the longest that Grain shuffles well."""
+"""Examples of a training stream that is endless for practical purposes."""
 
 BASELINE = 'baseline/'
 """Prefix of the row entries that hold errors of known predictors."""
