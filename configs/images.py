@@ -16,8 +16,9 @@
 - `mnist`, `fashion_mnist` (28 x 28, grey), `cifar10`, `cifar100` (32 x 32, three colours) and `imagenette` (64 x 64,
   three colours): made once by `attnlab data prepare` (extra `tfds`) from the published files, whose checksums are
   checked;
-- a path, which has a `/` or a `.` in it: image files of one's own in `PATH/CLASS/`, or in `PATH/train/CLASS/` and
-  `PATH/test/CLASS/` (`attnlab.data.vision.folders`), in `colors=rgb|grey` and squares of `side=32` pixels.
+- a path, which has a `/` or a `.` in it: image files of one's own in `PATH/CLASS/`, or in `PATH/train/CLASS/`,
+  `PATH/test/CLASS/` and perhaps `PATH/valid/CLASS/` (`attnlab.data.vision.folders`), in `colors=rgb|grey` and squares
+  of `side=32` pixels.
 
 `size` is `tiny`, minutes on 2 CPU cores, or `small`, for an accelerator. Recipes with a bidirectional form are trained
 in it; others read from left to right.

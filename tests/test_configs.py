@@ -521,6 +521,15 @@ def test_recall_as_published_has_the_fillers_of_the_released_configs(task, rando
     assert f'fillers are {"random tokens" if random else 0}' in recall.DEPARTURES[task]
 
 
+def test_mixed_recall_as_published_says_what_every_size_weighs():
+    problem, said = recall.PAPER['mqar_mixed'].problem, recall.DEPARTURES['mqar_mixed']
+    pairs, examples = np.array([part.pairs[0] for part in problem.parts]), np.array(problem.shares)
+    of_examples, of_loss = examples / examples.sum(), examples * pairs / (examples @ pairs)
+    assert (pairs[0], pairs[-1]) == (4, 64)
+    assert f'4 pairs are {of_examples[0]:.2f} of the examples and {of_loss[0]:.2f} of the loss' in said
+    assert f'of 64 pairs {of_examples[-1]:.2f} and {of_loss[-1]:.2f},' in said
+
+
 @pytest.mark.parametrize(('task', 'examples'), [('mqar', '3,000'), ('mqar_mixed', '1,000')])
 def test_recall_as_published_names_what_the_config_has_in_place(task, examples):
     """What is no longer so is no longer said."""

@@ -4,13 +4,13 @@ import functools
 import gc
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import grain
 import numpy as np
 from absl import flags
-from jaxtyping import Int64
+from grain.experimental import index_shuffle
 
 from attnlab.data.workers import end_with_the_parent, leave_stopping_to_the_parent
 from attnlab.errors import UserError
@@ -23,9 +23,11 @@ Row = dict[str, Any]
 BUFFER = 8
 """The number of batches prefetched."""
 
-SMALL = 4096
-"""Number of rows below which Grain's shuffle, whose work per row grows as rows get fewer, takes milliseconds a row."""
+DRAWN = 2**20
+"""The most rows whose order is drawn as a whole, in 8 MiB and some 40 ms an epoch and process."""
 
+ROUNDS = 12
+"""Rounds of the cipher that orders more rows. After the four of Grain's `shuffle` orders of two seeds are alike."""
 
 VARIED = 0xA06
 """Tells the random streams of rows from those of their order."""
@@ -140,7 +142,9 @@ def batches(
         raise UserError(f'seed is {seed} and start is {start}; neither can be negative')
     size = _process_batch_size(source, batch_size, process_index, process_count)
     read = range(len(source)) if isinstance(source, Varied) else source
-    rows = _shuffled(read, seed) if shuffle else _repeated(grain.MapDataset.source(read))
+    rows = grain.MapDataset.source(_Epochs(read, seed) if shuffle else read)
+    if not shuffle:
+        rows = rows.repeat(ENDLESS // len(read))
     if isinstance(source, Varied):
         rows = rows.map_with_index(functools.partial(_varied, source, seed))
     dataset = rows.batch(size)[start * process_count + process_index :: process_count]
@@ -185,21 +189,8 @@ def _varied(source: Varied, seed: int, place: int, index: int) -> Row:
     return source.varied(index, np.random.default_rng((seed, place, VARIED)))
 
 
-def _shuffled(source: Sequence[Any] | Source, seed: int) -> grain.MapDataset:
-    """The rows of successive epochs, each in its own order."""
-    if len(source) < SMALL:
-        return grain.MapDataset.source(_Epochs(source, seed))
-    # Grain orders epoch e by seed + e: neighbouring seeds must not lead to the same orders an epoch apart.
-    spread = int(np.random.SeedSequence(seed).generate_state(1)[0])
-    return _repeated(grain.MapDataset.source(source).shuffle(seed=spread))
-
-
-def _repeated(rows: grain.MapDataset) -> grain.MapDataset:
-    return rows.repeat(ENDLESS // len(rows))
-
-
 class _Epochs:
-    """An endless source from a small one, by explicit permutations."""
+    """The rows of successive epochs, each in its own order, as one endless list."""
 
     def __init__(self, source: Sequence[Any] | Source, seed: int) -> None:
         self._source, self._seed = source, seed
@@ -209,12 +200,25 @@ class _Epochs:
 
     def __getitem__(self, index: int) -> Any:
         epoch, place = divmod(index, len(self._source))
-        return self._source[int(_order(len(self._source), self._seed, epoch)[place])]
+        return self._source[_order(len(self._source), self._seed, epoch)(place)]
 
 
-@functools.lru_cache(maxsize=8)
-def _order(length: int, seed: int, epoch: int) -> Int64[np.ndarray, '_']:
-    return np.random.default_rng((seed, epoch)).permutation(length)
+# Threads read ahead into the next epoch.
+@functools.lru_cache(maxsize=2)
+def _order(length: int, seed: int, epoch: int) -> Callable[[int], int]:
+    """Which row is at a place of an epoch."""
+    if length <= DRAWN:
+        return np.random.default_rng((seed, epoch)).permutation(length).item
+    key = int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
+    return functools.partial(mixed, length=length, key=key)
+
+
+def mixed(place: int, length: int, key: int) -> int:
+    """Which row is at `place`, by a cipher of indices that is walked until it gives one below `length`."""
+    # Of a largest index that is a power of four Grain takes a block one bit too small; an odd one is none.
+    while (place := index_shuffle(place, max_index=(length - 1) | 1, seed=key, rounds=ROUNDS)) >= length:
+        pass
+    return place
 
 
 class _Filled:

@@ -82,7 +82,7 @@ class Synthetic(abc.ABC):
 
     def describe(self) -> dict[str, Any]:
         """The problem, the seed and the version of numpy: everything the examples depend on."""
-        return {'source': 'synthetic', 'problem': repr(self.problem), 'seed': self.seed}
+        return {'source': 'synthetic', 'problem': self.problem.name, 'seed': self.seed}
 
     def save(self, folder: pathlib.Path) -> None:
         """Writes nothing: the config holds everything."""

@@ -8,11 +8,23 @@ import time
 import numpy as np
 import pytest
 
-from attnlab.data.pipeline import SMALL, batches, ordered_batches
+from attnlab.data import pipeline
+from attnlab.data.pipeline import batches, mixed, ordered_batches
 from attnlab.data.text.corpus import Text
 from attnlab.data.text.tokenizers import Bytes
 from attnlab.data.text.windows import Windows
 from attnlab.errors import UserError
+
+SMALL = 4096
+
+
+@pytest.fixture(autouse=True)
+def few_rows_are_drawn(monkeypatch):
+    """Orders of `SMALL` rows or more are those of a cipher here, as otherwise those of a million."""
+    monkeypatch.setattr(pipeline, 'DRAWN', SMALL - 1)
+    pipeline._order.cache_clear()
+    yield
+    pipeline._order.cache_clear()
 
 
 class Numbers:
@@ -56,6 +68,23 @@ def test_the_next_seed_is_not_the_next_epoch(length, batch_size):
     count = 2 * length // batch_size
     first, second = (take(Numbers(length), count, seed=s, batch_size=batch_size).reshape(2, length) for s in (5, 6))
     assert not np.array_equal(first[1], second[0])
+
+
+@pytest.mark.parametrize('drawn', [0, 2**20])
+@pytest.mark.parametrize('length', [60_000, 65_536, 65_537, 2**18 + 1])
+def test_orders_of_two_seeds_and_of_two_epochs_are_independent(length, drawn, monkeypatch):
+    monkeypatch.setattr(pipeline, 'DRAWN', drawn)
+    count, ways = 4096, [(0, 0), (1, 0), (2, 0), (3, 0), (0, 1), (0, 2)]
+    orders = np.array([[pipeline._order(length, *way)(place) for place in range(count)] for way in ways])
+    between = np.corrcoef(orders)[np.triu_indices(len(ways), 1)]
+    neighbours = [np.corrcoef(order[:-lag], order[lag:])[0, 1] for order in orders for lag in (1, 2, 8)]
+    assert max(*map(abs, between), *map(abs, neighbours)) < 5 / count**0.5
+
+
+# Of a largest index of 2^16 Grain's own order has 65,536 different rows.
+@pytest.mark.parametrize('length', [4097, 2**16, 2**16 + 1])
+def test_mixed_rows_are_all_rows(length):
+    assert len({mixed(place, length, key=9) for place in range(length)} & set(range(length))) == length
 
 
 # Few rows and many are shuffled differently.

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from attnlab.context import Context
+from attnlab.data.synthetic.mixture import Mixture
 from attnlab.data.synthetic.problem import Examples
 from attnlab.data.synthetic.sums import SignedSums
 from attnlab.errors import UserError
@@ -16,7 +17,7 @@ from attnlab.models.thoughts import check_thinks, thinking
 from attnlab.tasks.thoughts import ContinuousThought, partial_sums
 from tests.analysis.test_parts import made
 
-PROBLEM = SignedSums(terms=3, largest=2)
+PROBLEM = SignedSums(terms=3, largest=3)
 
 
 def test_answers_and_partial_sums_are_those_of_enumeration():
@@ -35,11 +36,28 @@ def test_answers_and_partial_sums_are_those_of_enumeration():
             np.testing.assert_allclose(found[count - 1], expected, atol=1e-6)
     with pytest.raises(UserError, match='terms of SignedSums is 1'):
         SignedSums(terms=1).check(5)
+    with pytest.raises(UserError, match='largest of SignedSums is 2; it must be larger: of 3 numbers so small a split'):
+        SignedSums(terms=3, largest=2).check(5)
+
+
+def test_no_split_has_numbers_of_another_in_any_order():
+    splits = {name: Examples(SignedSums(), 5, split=name) for name in ('train', 'valid', 'test')}
+    numbers = {name: {tuple(sorted(rows[i]['tokens'][:4])) for i in range(2000)} for name, rows in splits.items()}
+    assert not numbers['train'] & numbers['test'] and not numbers['train'] & numbers['valid']
+    assert not numbers['valid'] & numbers['test']
+    assert len(numbers['valid']) == len(numbers['test']) == 50 and 300 < len(numbers['train']) <= 395
+    parts = Mixture((SignedSums(), SignedSums()), (5, 5), ('a', 'b'))
+    tested = Examples(parts, 5, split='test')
+    assert {tuple(sorted(tested[i]['tokens'][:4])) for i in range(100)} <= numbers['test']
+
+
+def test_a_run_says_which_edition_its_numbers_are():
+    assert ContinuousThought().describe()['problem'] == 'SignedSums(terms=4, largest=9), edition 2'
 
 
 @pytest.fixture(scope='module')
 def model():
-    """Of as many tokens as the problem has, 16; that of other tests has seven."""
+    """Of as many tokens as the problem has, 23; that of other tests has seven."""
     return made('nope', vocab=PROBLEM.vocab, heads=2)
 
 

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,21 @@ def known_split(source: Dataset, split: str) -> None:
     """Raises `UserError` for an unknown split."""
     if split not in source.splits:
         raise UserError(f'{type(source).__name__} has no split {split!r}{nearest(split, source.splits)}')
+
+
+VALID = ('valid', 'val', 'validation')
+"""What others call the split for validation."""
+
+
+def named_splits(names: Iterable[str], place: str) -> dict[str, str]:
+    """The name of each split among names. Raises `UserError`, with `place`, for a name of none, and two of one."""
+    found: dict[str, str] = {}
+    for name in sorted(names):
+        split = 'valid' if name in VALID else name
+        if split not in ('train', 'valid', 'test') or split in found:
+            raise UserError(f'{place} are {sorted(names)}; they must be train, test and one of {", ".join(VALID)}')
+        found[split] = name
+    return found
 
 
 def digest_of(example: Mapping[str, Any]) -> bytes:

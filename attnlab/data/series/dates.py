@@ -56,6 +56,15 @@ def read_dates(cells: Iterable[str]) -> Dates:
     return np.array([_date(cell, row) for row, cell in enumerate(cells)], 'datetime64[s]')
 
 
+def is_date(cell: str) -> bool:
+    """Whether `read_dates` reads a text."""
+    try:
+        read_dates([cell])
+    except UserError:
+        return False
+    return True
+
+
 def every(dates: Dates) -> str:
     """How far rows are apart, by the median: the unit of `MARKS` that it is at least one of.
 

@@ -13,11 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.data.series.dates import Dates, read_dates
+from attnlab.data.series.dates import Dates, is_date, read_dates
 from attnlab.data.series.series import Counts, Series, Shares, Values, check_values
 from attnlab.errors import UserError, nearest, optional
 
 DELIMITERS = ',;\t'
+DATED = ('date', 'datetime', 'day', 'time', 'timestamp')
+"""Names of a first column by which numbers such as 20160701 are dates."""
+
 NUMBERS = ('int', 'uint', 'float', 'double', 'halffloat', 'bool', 'decimal')
 """What types of numbers in Parquet begin with."""
 
@@ -30,13 +33,15 @@ class Table:
       delimiter: between cells.
       header: whether its first line holds names.
       names: of the columns of numbers; their indices where there is no header.
-      columns: the indices of these; the first column is left out where it holds no numbers, such as dates.
+      columns: the indices of these; the first column is left out where it holds no numbers, or dates, or is an index.
+      dated: whether the first column is left out and no index.
     """
 
     delimiter: str
     header: bool
     names: tuple[str, ...]
     columns: tuple[int, ...]
+    dated: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +72,10 @@ class TableSeries(Series):
 class CSVSeries(TableSeries):
     """A table of text: a row a step, in order of time, a column a variate; `.gz` is read too.
 
-    Cells are separated by commas, semicolons or tabs. A first line that holds no number is a header; a first column
-    that holds no numbers, such as dates, is left out. Columns without a header are named by their indices.
+    Cells are separated by commas, semicolons or tabs. A first line that holds no number is a header, and so is one that
+    begins with no date above one that does, as `date,0,1,OT`, and `,0,1,2` as pandas writes it. A first column that
+    holds no numbers, such as dates, is left out; of numbers it is where it has no name in the header, or is called
+    `date` and has dates such as 20160701. Columns without a header are named by their indices.
     """
 
     @property
@@ -178,9 +185,9 @@ def read_table(path: pathlib.Path, columns: tuple[str, ...] = ()) -> Values:
 
 @functools.lru_cache(maxsize=8)
 def table_dates(path: pathlib.Path) -> Dates | None:
-    """The dates of a table of text; `None` where its first column has numbers. Raises `UserError` for other texts."""
+    """The dates of a table of text; `None` where its first column has none. Raises `UserError` for other texts."""
     found = table(path)
-    if not found.columns[0]:
+    if not found.dated:
         return None
     lines = _lines(path)
     if found.header:
@@ -247,15 +254,23 @@ def table(path: pathlib.Path) -> Table:
         raise UserError(f'{path} is empty, or begins with an empty line')
     delimiter = max(DELIMITERS, key=first.count)
     cells = [cell.strip().strip('"') for cell in first.split(delimiter)]
-    header = not any(map(_is_number, cells))
-    numbers = [cell.strip().strip('"') for cell in (second if header else first).split(delimiter)]
+    below = [cell.strip().strip('"') for cell in second.split(delimiter)]
+    header = (
+        not any(map(_is_number, cells))
+        or (is_date(below[0]) and not _is_number(cells[0]) and not is_date(cells[0]))
+        or cells == ['', *map(str, range(len(cells) - 1))]
+    )
+    numbers = below if header else cells
     if header and len(numbers) != len(cells):
         raise UserError(f'{path} has {len(cells)} names in line 1 and {len(numbers)} cells in line 2')
-    columns = tuple(range(0 if _is_number(numbers[0]) or not numbers[0] else 1, len(cells)))
+    index = header and not cells[0] and _is_number(numbers[0])
+    texts = numbers[0] != '' and not _is_number(numbers[0])
+    dated = texts or (header and cells[0].lower() in DATED and is_date(numbers[0]))
+    columns = tuple(range(1 if index or dated else 0, len(cells)))
     if not columns:
         raise UserError(f'{path} has no column of numbers')
     names = tuple(cells[i] if header else str(i) for i in columns)
-    return Table(delimiter, header, names, columns)
+    return Table(delimiter, header, names, columns, dated)
 
 
 def digest(path: pathlib.Path) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from attnlab.data.long_range.dataset import Dataset, Example, Kind, known_split
+from attnlab.data.long_range.dataset import VALID, Dataset, Example, Kind, known_split, named_splits
 from attnlab.data.series.files import UNREADABLE, digest
 from attnlab.errors import UserError
 
@@ -24,9 +24,9 @@ class LabelledWindows(Dataset):
     """The arrays `x`, `n t` or `n t v`, and `label`, `n` whole numbers from 0, of an `.npz` file.
 
     Windows are put in a fixed random order, of which 80 % are for training and 10 % each for validation and testing.
-    Where there are `x_train`, `label_train`, `x_test` and `label_test` these are the splits, and without `x_valid` the
-    windows of `test` are validated on. Every variate is less its mean over the training windows and divided by its
-    standard deviation there; no other window reaches either.
+    Where there are `x_train`, `label_train`, `x_test` and `label_test` these are the splits, and without those of
+    `valid`, `val` or `validation` the windows of `test` are validated on. Every variate is less its mean over the
+    training windows and divided by its standard deviation there; no other window reaches either.
 
     Attributes:
       path: the file.
@@ -79,7 +79,11 @@ def splits(path: str) -> dict[str, Split]:
         raise UserError(f'{path} cannot be read as a file of numpy: {error}') from error
     names = loaded.files if isinstance(loaded, np.lib.npyio.NpzFile) else []
     if 'x_train' in names:
-        found = {split: _pair(loaded, path, f'_{split}') for split in PARTS if f'x_{split}' in names or split == 'test'}
+        of = {name.removeprefix('x_') for name in names if name.startswith('x_')}
+        held = {name for name in of if f'label_{name}' in names or name in VALID}
+        known = named_splits(held, f'splits of {path}')
+        ends = {'train': 'train', 'test': 'test', **known}
+        found = {split: _pair(loaded, path, f'_{name}') for split, name in ends.items()}
         found.setdefault('valid', found['test'])
     else:
         windows, labels = _pair(loaded, path, '')

@@ -56,9 +56,12 @@ class Mixture(Problem):
         return max(part.labels(most) for part, most in zip(self.parts, self.lengths, strict=True))
 
     def generate(self, rng: np.random.Generator, length: int) -> Example:
-        shares = np.asarray(self.shares or np.ones(len(self.parts)), np.float64)
-        which = int(rng.choice(len(self.parts), p=shares / shares.sum()))
-        return self.parts[which].generate(rng, self.lengths[which])
+        part, most = self._drawn(rng)
+        return part.generate(rng, most)
+
+    def draw(self, rng: np.random.Generator, length: int, split: str) -> Example:
+        part, most = self._drawn(rng)
+        return part.draw(rng, most, split)
 
     def variants(self, length: int) -> dict[str, Problem]:
         every = zip(self.names, self.parts, self.lengths, strict=True)
@@ -66,3 +69,9 @@ class Mixture(Problem):
 
     def stretched(self) -> Problem:
         return self.parts[int(np.argmax(self.lengths))].stretched()
+
+    def _drawn(self, rng: np.random.Generator) -> tuple[Problem, int]:
+        """One of the problems, and its length."""
+        shares = np.asarray(self.shares or np.ones(len(self.parts)), np.float64)
+        which = int(rng.choice(len(self.parts), p=shares / shares.sum()))
+        return self.parts[which], self.lengths[which]

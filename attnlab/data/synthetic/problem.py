@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ SPLITS: Mapping[str, int] = {'train': 0, 'valid': 1, 'test': 2}
 """The splits, with the number that makes their random streams distinct."""
 
 ENDLESS = 2**31 - 1
-"""Examples of a training stream that is endless for practical purposes; the longest that Grain shuffles well."""
+"""Examples of a training stream that is endless for practical purposes."""
 
 BASELINE = 'baseline/'
 """Prefix of the row entries that hold errors of known predictors."""
@@ -35,7 +35,18 @@ class Example(NamedTuple):
 
 
 class Problem(abc.ABC):
-    """A distribution of examples: a frozen dataclass whose fields set the difficulty."""
+    """A distribution of examples: a frozen dataclass whose fields set the difficulty.
+
+    Attributes:
+      edition: raised where examples drawn from the same seed become others.
+    """
+
+    edition: ClassVar[int] = 1
+
+    @property
+    def name(self) -> str:
+        """All fields and the edition, if not the first: what identifies the examples of a seed."""
+        return repr(self) if self.edition == 1 else f'{self!r}, edition {self.edition}'
 
     @property
     @abc.abstractmethod
@@ -58,6 +69,11 @@ class Problem(abc.ABC):
     @abc.abstractmethod
     def generate(self, rng: np.random.Generator, length: int) -> Example:
         """Draws an example of at most `length` tokens."""
+
+    def draw(self, rng: np.random.Generator, length: int, split: str) -> Example:
+        """Draws an example of a split; of most problems any may be in any, since two are hardly ever the same."""
+        del split
+        return self.generate(rng, length)
 
     def variants(self, length: int) -> dict[str, 'Problem']:
         """The same problem at other difficulties, by name, those that fit `length` tokens."""
@@ -123,7 +139,7 @@ class Examples:
         if not 0 <= index < self.count:
             raise IndexError(f'example {index} of {self.count}')
         stream = np.random.SeedSequence(self.seed, spawn_key=(SPLITS[self.split], int(index)))
-        example = self.problem.generate(np.random.default_rng(stream), self.length)
+        example = self.problem.draw(np.random.default_rng(stream), self.length, self.split)
         used, labels = len(example.tokens), len(example.at)
         blank, unlabelled = self.length - used, self.problem.labels(self.length) - labels
         row = {

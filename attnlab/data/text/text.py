@@ -34,7 +34,8 @@ class TextFiles(Corpus):
         file.
       encoding: `utf-8`, checked, or `bytes` for content of any kind.
       valid_fraction: how much of the corpus goes to `valid`, above 0 and below 1.
-      valid_path: a file or folder that is the validation split; `path` is then `train` alone.
+      valid_path: a file or folder that is the validation split; what else is at `path` is then `train`. Where both are
+        one path, both splits are all of it.
       cache: folder for trained tokenizers and token ids; `None`: no caching, tokens are held in memory.
     """
 
@@ -60,7 +61,7 @@ class TextFiles(Corpus):
 
     def documents(self, split: str) -> Iterator[Document]:
         if self.valid_path is not None:
-            yield from self._documents(self._files(self.path if split == 'train' else self.valid_path))
+            yield from self._documents(self._training_files() if split == 'train' else self._files(self.valid_path))
             return
         files = self._files(self.path)
         largest_whole = sum(path.stat().st_size for _, path in files) * self.valid_fraction / 10
@@ -97,6 +98,17 @@ class TextFiles(Corpus):
         if empty:
             logging.warning('%d empty file(s) skipped in %s, such as %s', len(empty), root, empty[0])
         return [(name, file) for name, file in files if file not in empty]
+
+    def _training_files(self) -> list[tuple[str, pathlib.Path]]:
+        """The files of `path` that are not at `valid_path`, unless that is the same."""
+        path, valid_path = (_resolved(str(each)).resolve() for each in (self.path, self.valid_path))
+        files = self._files(self.path)
+        if path == valid_path:
+            return files
+        left = [(name, file) for name, file in files if not file.resolve().is_relative_to(valid_path)]
+        if not left:
+            raise UserError(f'every file of {path} is in {valid_path}, which is valid_path: none is left to train on')
+        return left
 
     def _documents(self, files: list[tuple[str, pathlib.Path]]) -> Iterator[Document]:
         for name, path in files:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from attnlab.data.long_range.dataset import Dataset, Example, Kind, known_split
+from attnlab.data.long_range.dataset import Dataset, Example, Kind, known_split, named_splits
 from attnlab.errors import UserError
 
 SUFFIXES = ('.bmp', '.gif', '.jpeg', '.jpg', '.pgm', '.png', '.ppm', '.tif', '.tiff', '.webp')
@@ -27,9 +27,9 @@ class ImageFolder(Dataset):
     """Image files in `path/CLASS/`, or, where there is a folder `path/train`, in `path/train/CLASS/` and so on.
 
     Without folders of splits the images of every class are put in a fixed random order, of which 80 % are for training
-    and 10 % each for validation and testing; with them, where there is no `valid`, the images of `test` are validated
-    on. Images are scaled so that they just cover a square of `size`, and cut around their middle. They are read when
-    they are asked for, and once more by each process that trains or evaluates, for the digest that their run records.
+    and 10 % each for validation and testing; with them, where there is no `valid`, `val` or `validation`, the images of
+    `test` are validated on. Images are scaled so that they just cover a square of `size`, and cut around their middle.
+    They are read when they are asked for; a run records a digest of their paths, sizes in bytes and splits.
 
     Attributes:
       path: the folder.
@@ -133,12 +133,14 @@ def _classes(folder: pathlib.Path) -> dict[str, list[pathlib.Path]]:
 def _files(data: ImageFolder) -> dict[str, tuple[tuple[pathlib.Path, int], ...]]:
     """The files of every split, each with its label."""
     root = pathlib.Path(data.path)
-    folders = {'train': _classes(_training(root))}
-    if _training(root) != root:
-        folders['test'] = _classes(root / 'test')
-        folders['valid'] = _classes(root / 'valid') or folders['test']
+    if _training(root) == root:
+        folders = _parts(_classes(root))
     else:
-        folders = _parts(folders['train'])
+        holding = {each.name: classes for each in root.iterdir() if (classes := _classes(each))}
+        names = named_splits(holding, f'folders of classes in {root}')
+        folders = {split: holding[name] for split, name in names.items()}
+        test = folders.setdefault('test', {})
+        folders.setdefault('valid', test)
     found = {}
     for split in PARTS:
         unknown = sorted(folders[split].keys() - set(data.classes))

@@ -5,6 +5,7 @@ All are grey levels, row by row; `x` of an example is uint8. Means and deviation
 
 import dataclasses
 import itertools
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Bool, UInt8
@@ -26,8 +27,10 @@ TRIALS = 200
 class Count(Distribution):
     """How many shapes an image shows: from 1 to `most`, as many images of each; the label is one less.
 
-    Shapes are discs, squares and triangles of several sizes and grey levels, at least a pixel apart, so that the ink
-    does not tell their number.
+    Shapes are discs, squares and triangles of several sizes and grey levels, at least a pixel apart. Of up to
+    five in 32 x 32 pixels thresholds on the number of lit pixels tell 0.57 of the labels, and on the sum of grey levels
+    0.52: what says that shapes are counted lies above that. The very number tells all, for every shape has one pixel
+    more than a multiple of four.
 
     Attributes:
       size: height and width in pixels.
@@ -59,13 +62,16 @@ class Count(Distribution):
 class SameDifferent(Distribution):
     """Whether two patterns are the same: squares of `cells` x `cells` random cells of two pixels, anywhere apart.
 
-    Those that are not the same differ in a quarter of the cells, drawn anew; the label is 1 where they are.
+    Those that are not the same differ in a quarter of the cells, drawn anew, or in one more where that is odd, so that
+    the number of bright cells is even in either case; the label is 1 where they are.
 
     Attributes:
       size: height and width in pixels.
-      cells: of a pattern, on each side; of 2 x 2 one differs, so that the number of bright cells tells the label.
+      cells: of a pattern, on each side.
       step: corners lie on multiples of so many pixels; with the side of a patch, patches cut all patterns alike.
     """
+
+    edition: ClassVar[int] = 2
 
     size: int = 32
     cells: int = 4
@@ -92,7 +98,8 @@ class SameDifferent(Distribution):
         first = rng.integers(0, 2, self.cells**2)
         second = first.copy()
         if not label:
-            second[rng.choice(self.cells**2, self.cells**2 // 4, replace=False)] ^= 1
+            quarter = self.cells**2 // 4
+            second[rng.choice(self.cells**2, quarter + quarter % 2, replace=False)] ^= 1
         side, picture = 2 * self.cells, np.zeros((self.size, self.size), np.uint8)
         places = (self.size - side) // self.step + 1
         corners = self.step * rng.integers(0, places, (2, 2))

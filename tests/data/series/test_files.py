@@ -91,6 +91,48 @@ def test_the_first_column_may_have_dates(tmp_path):
         CSVSeries(str(tmp_path / 'c.csv')).dates()
 
 
+@pytest.mark.parametrize(
+    ('header', 'first', 'names'),
+    [
+        ('date,0,1', '2016-07-0{},', ('0', '1')),
+        ('date,0,OT', '2016/7/{} 02:00,', ('0', 'OT')),
+        (',a,b', '{},', ('a', 'b')),
+        (',0,1', '{},', ('0', '1')),
+        ('"",a,b', '2016-07-0{},', ('a', 'b')),
+        ('date,a,b', '2016070{},', ('a', 'b')),
+        ('Date,0,1', '2016070{},', ('0', '1')),
+    ],
+)
+def test_headers_and_first_columns_of_others(tmp_path, header, first, names):
+    rows = ''.join(f'{first.format(i + 1)}{2 * i},{2 * i + 1}\n' for i in range(6))
+    (tmp_path / 'a.csv').write_text(f'{header}\n{rows}')
+    series = CSVSeries(str(tmp_path / 'a.csv'))
+    assert series.names == names
+    np.testing.assert_array_equal(series.values(), NUMBERS)
+    np.testing.assert_array_equal(CSVSeries(str(tmp_path / 'a.csv'), columns=names[1:]).values(), NUMBERS[:, 1:])
+    if first == '{},':
+        assert series.dates() is None
+    else:
+        assert series.dates().astype('datetime64[D]').astype(str).tolist() == [f'2016-07-0{i}' for i in range(1, 7)]
+
+
+@pytest.mark.parametrize(
+    ('text', 'names', 'rows'),
+    [
+        ('0,1\n2,3\n', ('0', '1'), 2),
+        ('Berlin,1,2\nParis,3,4\n', ('1', '2'), 2),
+        ('2016-07-01,1,2\n2016-07-02,3,4\n', ('1', '2'), 2),
+        ('20160701,1\n20160702,2\n', ('0', '1'), 2),
+        ('load,a\n20160701,1\n', ('load', 'a'), 1),
+        ('time,a\n0,1\n1,2\n', ('time', 'a'), 2),
+    ],
+)
+def test_what_is_no_header_and_no_date(tmp_path, text, names, rows):
+    (tmp_path / 'a.csv').write_text(text)
+    series = CSVSeries(str(tmp_path / 'a.csv'))
+    assert series.names == names and series.values().shape == (rows, len(names))
+
+
 HOURS = [datetime.datetime(2020, 1, 1, hour) for hour in range(6)]
 DATES = {
     'times': pa.array(HOURS, pa.timestamp('us')),

@@ -42,6 +42,14 @@ def test_splits_of_a_file_are_kept_and_test_reaches_no_scale(tmp_path):
     np.testing.assert_array_equal(first, [row['x'] for row in poisoned.rows('train')])
 
 
+@pytest.mark.parametrize('name', ['valid', 'val', 'validation'])
+def test_windows_for_validation_have_either_name(tmp_path, name):
+    ends = {'train': 40, name: 7, 'test': 3}
+    arrays = {f'{array}_{end}': of[:count] for array, of in (('x', X), ('label', LABEL)) for end, count in ends.items()}
+    data = labelled_windows(saved(tmp_path, x_mean=X.mean(0), **arrays))
+    assert [len(data.rows(split)) for split in ('train', 'valid', 'test')] == [40, 7, 3]
+
+
 @pytest.mark.parametrize(
     ('arrays', 'sentence'),
     [
@@ -51,6 +59,10 @@ def test_splits_of_a_file_are_kept_and_test_reaches_no_scale(tmp_path):
         ({'x': np.full_like(X, np.nan), 'label': LABEL}, 'x must be finite numbers'),
         ({'x': X, 'label': np.zeros(50, int)}, 'has windows of one class'),
         ({'x_train': X, 'label_train': LABEL}, "has no array 'x_test'"),
+        (
+            {f'{array}_{end}': of for array, of in (('x', X), ('label', LABEL)) for end in ('dev', 'test', 'train')},
+            r"splits of .* are \['dev', 'test', 'train'\]; they must be train, test and one of valid, val, validation",
+        ),
         (
             {'x_train': X, 'label_train': LABEL, 'x_test': X, 'label_test': LABEL + 1},
             'no class that training has not',

@@ -96,6 +96,18 @@ def test_a_validation_path_is_the_validation_split(tmp_path):
     assert 'valid_fraction' not in source.describe()
 
 
+def test_what_validates_inside_of_a_folder_is_not_trained_on(tmp_path):
+    write(tmp_path, {'a.txt': 'aaaa', 'valid.txt': 'cc', 'valid/b.txt': 'bb'})
+    (tmp_path / 'link.txt').symlink_to(tmp_path / 'valid' / 'b.txt')
+    folder = TextFiles(str(tmp_path), valid_path=str(tmp_path / 'valid'))
+    assert [names(folder, split) for split in folder.splits] == [['a.txt', 'valid.txt'], ['b.txt']]
+    file = TextFiles(str(tmp_path), valid_path=str(tmp_path / 'valid.txt'))
+    assert [names(file, split) for split in file.splits] == [['a.txt', 'link.txt', 'valid/b.txt'], ['valid.txt']]
+    within = TextFiles(str(tmp_path / 'valid'), valid_path=str(tmp_path))
+    with pytest.raises(UserError, match=r'every file of .*valid is in .*, which is valid_path: none is left to'):
+        names(within, 'train')
+
+
 def test_which_files_of_a_folder(tmp_path):
     files = {'b.txt': 'b', 'a/c.txt': 'c', 'a/d.md': 'd', '.hidden.txt': 'h', '.git/e.txt': 'e', 'f': 'f', 'Z.txt': 'z'}
     write(tmp_path, files)

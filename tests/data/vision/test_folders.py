@@ -41,6 +41,19 @@ def test_folders_of_splits_are_kept(tmp_path):
     assert data.rows('test')[0]['label'] == 1 and data.rows('test')[0]['x'].shape == (16,)
 
 
+@pytest.mark.parametrize('name', ['valid', 'val', 'validation'])
+def test_a_folder_for_validation_has_either_name(tmp_path, name):
+    for split, count in (('train', 12), (name, 5), ('test', 4)):
+        fill(tmp_path / split / 'cat', 0, count), fill(tmp_path / split / 'dog', 100, count)
+    data = image_folder(str(tmp_path), size=4)
+    assert data.describe()['counts'] == {'train': 24, 'valid': 10, 'test': 8}
+    assert {path.parts[-3] for path, _ in data.rows('valid').files} == {name}
+    fill(tmp_path / 'held_out' / 'cat', 0, 2)
+    message = r"folders of classes in .* are \['held_out', .*\]; they must be train, test and one of valid, val, valid"
+    with pytest.raises(UserError, match=message):
+        image_folder(str(tmp_path), size=5).rows('valid')
+
+
 def test_images_are_cut_around_their_middle(tmp_path):
     picture = np.zeros((4, 12, 3), np.uint8)
     picture[:, 4:8] = 200

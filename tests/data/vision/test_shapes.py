@@ -1,5 +1,7 @@
 """Drawn images against what their labels say, found again from the pixels."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -67,12 +69,29 @@ def test_corners_of_patterns_lie_on_all_multiples_of_the_step_and_no_others(step
         here = [each.min(axis=0) for each in found]
         patterns = [picture[y : y + 4, x : x + 4] for y, x in here]
         assert all(pattern.all() for pattern in patterns) and np.count_nonzero(picture) == 32
-        # Of four cells one differs, so that those that are bright are odd in number.
-        assert (patterns[0] != patterns[1]).sum() == (0 if row['label'] else 4)
-        assert (picture == 255).sum() // 4 % 2 == 1 - row['label']
+        assert (patterns[0] != patterns[1]).sum() == (0 if row['label'] else 8)
         assert np.abs(here[0] - here[1]).max() > 4
         corners += here
     assert np.array_equal(np.unique(corners), np.arange(0, 29, step))
+
+
+@pytest.mark.parametrize('cells', range(2, 8))
+def test_bright_cells_are_even_in_number_whether_patterns_are_the_same_or_not(cells):
+    rows = examples(SameDifferent(size=56, cells=cells), 60)
+    assert {int(row['label']) for row in rows if (row['x'] == 255).sum() // 4 % 2 == 0} == {0, 1}
+    assert not any((row['x'] == 255).sum() // 4 % 2 for row in rows)
+
+
+def test_lit_pixels_and_grey_levels_tell_as_many_counts_as_is_said_of_them():
+    rows = examples(Count(), 1000)
+    labels = np.array([row['label'] for row in rows])
+    lit, grey = (np.array([found(row['x']) for row in rows]) for found in (np.count_nonzero, np.sum))
+    for told, share in ((lit, 0.57), (grey, 0.52)):
+        # The most that are right of the first rows in order, with thresholds between labels wherever they do best.
+        hits = np.cumsum(labels[np.argsort(told)] == np.arange(5)[:, None], axis=1)
+        right = functools.reduce(lambda best, of: np.maximum.accumulate(best - of) + of, hits)
+        assert abs(right[-1] / len(rows) - share) < 0.02
+    assert np.array_equal(lit % 4, (labels + 1) % 4)
 
 
 @pytest.mark.parametrize(('size', 'cells'), [(16, 2), (32, 4), (33, 4)])
