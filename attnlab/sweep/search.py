@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from attnlab.errors import UserError
 from attnlab.sweep.space import Drawn, Space
@@ -63,6 +63,8 @@ class RandomSearch(Sampler):
 @dataclasses.dataclass(frozen=True)
 class Tpe(Sampler):
     """Tree-structured Parzen estimators; running trials count as bad ones, so that workers explore different points.
+
+    A failed trial counts as the worst of all.
 
     Bergstra et al. 2011, https://proceedings.neurips.cc/paper/2011/hash/86e8f7ab32cfd12577bc2619bc635690-Abstract.html.
 
@@ -155,6 +157,7 @@ class Whole(optuna.samplers.BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
+        study = _judged(study)
         together = self._sampler.infer_relative_search_space(study, trial)
         drawn = self._sampler.sample_relative(study, trial, together)
         return {
@@ -166,6 +169,20 @@ class Whole(optuna.samplers.BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         raise AssertionError(f'{param_name} is no dimension of the space')
+
+
+def _judged(study: optuna.Study) -> optuna.Study:
+    """The trials of a study as they are at this moment, in memory; failed ones count, as the worst."""
+    judged = optuna.create_study(direction=study.direction)
+    judged.add_trials(map(_as_worst, study.get_trials(deepcopy=False)))
+    return judged
+
+
+def _as_worst(trial: FrozenTrial) -> FrozenTrial:
+    """A failed trial as one pruned before any evaluation: optuna's TPE ranks these last, and leaves failed ones out."""
+    if trial.state != TrialState.FAIL or not trial.params:
+        return trial
+    return create_trial(state=TrialState.PRUNED, params=trial.params, distributions=trial.distributions)
 
 
 class Pruner(abc.ABC):
