@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from attnlab.config import from_plain, plain, spec
 from attnlab.configuration import config_of
 from attnlab.errors import UserError
-from attnlab.sweep.search import Asha, GridSearch, Hyperband, QuasiRandom, RandomSearch
+from attnlab.sweep.search import Asha, GridSearch, Hyperband, QuasiRandom, RandomSearch, rungs
 from attnlab.sweep.space import Choice, Grid, LogUniform, Uniform, Zip
 from attnlab.sweep.study import create_study
 from attnlab.sweep.sweep import rates_config, read, with_settings
@@ -206,5 +206,5 @@ def test_rates_have_the_seeds_of_the_trials_and_others_that_confirm():
 
 
 def test_rungs():
-    assert Asha(first=2).optuna(8)._min_resource == 2
+    assert rungs(2, 2, 9) == rungs(2, 2, 8) == (2, 4, 8) and rungs(3, 3, 243) == (3, 9, 27, 81, 243)
     assert np.isfinite(LogUniform('a', 1e-300, 1e300).at_quantile(0.5))
