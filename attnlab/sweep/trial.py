@@ -4,6 +4,7 @@ import contextlib
 import enum
 import math
 import pathlib
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -47,8 +48,16 @@ class Failed(Exception):
     """The point of the trial cannot be run; the message gives the reason."""
 
 
-def run_trial(study: Study, claim: Claim, programs: Programs, followers: Followers | None = None) -> Outcome:
+def run_trial(
+    study: Study,
+    claim: Claim,
+    programs: Programs,
+    followers: Followers | None = None,
+    stop: threading.Event | None = None,
+) -> Outcome:
     """Runs a claimed trial, from its newest checkpoint if it has one, and records its end; `followers` run it too.
+
+    `stop` is set where it was asked to stop, which may have come too late to end the trial.
 
     Errors caused by the point (a config that cannot be built, a loss that is not finite, too little memory, a bug it
     triggers) fail the trial; errors of the machine (a full disk, a missing data set) are raised, and the trial
@@ -61,7 +70,7 @@ def run_trial(study: Study, claim: Claim, programs: Programs, followers: Followe
     path.parent.mkdir(exist_ok=True)
     with files.appending(path) as file:
         console = plain_console(file=file, width=120)
-        outcome, value, reason = _outcome(study, claim, programs, followers, console)
+        outcome, value, reason = _outcome(study, claim, programs, followers, console, stop)
         if reason is not None:
             console.print(f'failed: {reason}')
     before = claim.notes.get('seconds', 0.0)
@@ -86,12 +95,17 @@ def follow_trial(folder: pathlib.Path, order: Order, programs: Programs) -> None
 
 
 def _outcome(
-    study: Study, claim: Claim, programs: Programs, followers: Followers, console: Console
+    study: Study,
+    claim: Claim,
+    programs: Programs,
+    followers: Followers,
+    console: Console,
+    stop: threading.Event | None,
 ) -> tuple[Outcome, float | None, str | None]:
     """The outcome, with the value of a completed trial and the reason of a failed one."""
     starts = claim.notes.get('starts', [])
     try:
-        value = _value(study, claim, programs, followers, console)
+        value = _value(study, claim, programs, followers, console, stop)
     except (Failed, Unbuildable, loop.NonFinite) as error:
         return Outcome.FAILED, None, str(error)
     except (UserError, OSError):
@@ -108,7 +122,14 @@ def _outcome(
     return Outcome.FAILED, None, reason
 
 
-def _value(study: Study, claim: Claim, programs: Programs, followers: Followers, console: Console) -> float | Outcome:
+def _value(
+    study: Study,
+    claim: Claim,
+    programs: Programs,
+    followers: Followers,
+    console: Console,
+    stop: threading.Event | None,
+) -> float | Outcome:
     """The metric after the last step; PRUNED or STOPPED where the run ended before."""
     sweep = study.sweep
     config = sweep.config(claim.number, claim.drawn)
@@ -122,7 +143,9 @@ def _value(study: Study, claim: Claim, programs: Programs, followers: Followers,
         watch = followers.broadcasting(_watch(claim, sweep.metric, setup.steps))
         followers.run(study.folder, claim.number, claim.drawn)
         try:
-            outcome = launch.train(setup, from_plain(plain(config)), folder, facts, console=console, watch=watch)
+            outcome = launch.train(
+                setup, from_plain(plain(config)), folder, facts, console=console, watch=watch, stop=stop
+            )
         except loop.NonFinite:
             followers.ran()
             raise

@@ -2,9 +2,11 @@
 
 import io
 import json
+import os
 import pathlib
 import platform
 import shutil
+import signal
 
 import pytest
 from rich.console import Console
@@ -172,6 +174,23 @@ def test_what_is_not_measured_is_and_a_stopped_run_leaves_the_rest(done, tmp_pat
         json.loads((fast / 'measured.json').read_text())['accuracy'] and (fast / 'metrics.jsonl').read_bytes() == steps
     )
     assert '3 of 3 runs' in results(tmp_path)['README.md'].decode()
+
+
+def test_a_signal_in_the_last_evaluation_of_a_run_stops_the_experiment(done, tmp_path, monkeypatch):
+    """The run is at its end, and is measured; no other is begun."""
+    shutil.copytree(done, tmp_path, dirs_exist_ok=True)
+    slow, fast = (tmp_path / 'runs' / 'toy' / 'cpu' / label for label in ('slow', 'fast'))
+    shutil.rmtree(slow), shutil.rmtree(fast)
+    trained = launch.train
+
+    def signals(step, numbers):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return False
+
+    monkeypatch.setattr(launch, 'train', lambda *given, **named: trained(*given, **named, watch=signals))
+    assert run(tmp_path) == loop.STOPPED
+    assert (slow / 'measured.json').exists() and not fast.exists()
+    assert run(tmp_path) == loop.FINISHED
 
 
 def test_a_run_of_another_config_is_refused(done, tmp_path):
