@@ -30,6 +30,7 @@ class TrialStatus:
     settings: Mapping[str, Any]
     seed: int
     step: int
+    steps: int
     value: float | None
     seconds: float | None
     reason: str
@@ -50,14 +51,17 @@ def describe(study: Study, trial: FrozenTrial) -> str:
 
 
 def seconds_left(study: Study, found: list[TrialStatus]) -> float | None:
-    """The estimated seconds to finish with the workers now running, from the median time of completed trials."""
-    done = [row.seconds for row in found if row.state == 'done' and row.seconds is not None]
+    """The estimated seconds to finish with the workers now running, from the median time of a step of completed trials.
+
+    Trials to come are taken to be as long as those begun.
+    """
+    done = [row.seconds / row.steps for row in found if row.state == 'done' and row.seconds is not None]
     running = [row for row in found if row.state == 'running']
     if not done or not running:
         return None
-    steps = study.sweep.base.steps
-    unfinished = sum(1 - row.step / steps for row in found if row.state in ('running', 'interrupted'))
-    return statistics.median(done) * (unfinished + study.sweep.trials - len(found)) / len(running)
+    unfinished = sum(row.steps - row.step for row in found if row.state in ('running', 'interrupted'))
+    to_come = statistics.mean(row.steps for row in found) * (study.sweep.trials - len(found))
+    return statistics.median(done) * (unfinished + to_come) / len(running)
 
 
 def status_table(study: Study, name: str = 'trials') -> Table:
@@ -146,6 +150,7 @@ def _status(study: Study, trial: FrozenTrial) -> TrialStatus:
         settings=study.settings(trial),
         seed=study.sweep.seed(trial.number),
         step=_step(study, trial.number),
+        steps=study.setting(trial, 'steps'),
         value=trial.value if trial.value is not None else _last(trial.intermediate_values),
         seconds=notes.get('seconds'),
         reason=notes.get('reason', ''),

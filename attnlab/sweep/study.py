@@ -24,6 +24,7 @@ from typing import Any
 
 import optuna
 from ml_collections import ConfigDict
+from ml_collections.config_flags import config_path
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
@@ -133,6 +134,10 @@ class Study:
         drawn = self.drawn(trial)
         return self.sweep.settings(drawn) if len(drawn) == len(self.sweep.space) else {}
 
+    def setting(self, trial: FrozenTrial, key: str) -> Any:
+        """What a key of a trial's run config is, set by the trial or by the base."""
+        return self.settings(trial).get(key, config_path.get_value(key, self.sweep.base))
+
     def workdir(self, number: int) -> pathlib.Path:
         """The run directory of a trial."""
         return workdir(self.folder, number)
@@ -206,7 +211,7 @@ class Study:
             study_name=self._name,
             storage=self._storage,
             sampler=Whole(self.sweep.sampler.optuna(number), free),
-            pruner=optuna.pruners.NopPruner() if pruner is None else pruner.optuna(self.sweep.base.steps),
+            pruner=optuna.pruners.NopPruner() if pruner is None else pruner.optuna(self.sweep.steps),
         )
 
     def _trial_lock(self, number: int) -> Lock:

@@ -7,13 +7,15 @@ import jax
 import numpy as np
 import optuna
 import pytest
+from ml_collections import ConfigDict
 from optuna.trial import TrialState
 from rich.console import Console
 
 from attnlab import config as configs
-from attnlab.config import from_plain, plain
+from attnlab.config import from_plain, plain, spec
 from attnlab.errors import UserError
 from attnlab.sweep import trial as trials
+from attnlab.sweep.space import Grid
 from attnlab.sweep.status import seconds_left, show_status, statuses
 from attnlab.sweep.study import create_study, open_study
 from attnlab.sweep.trial import STARTS, Outcome, run_trial
@@ -334,3 +336,14 @@ def test_status(unbroken, capsys, make):
     assert seconds_left(study, statuses(study)) == pytest.approx(30.0)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     assert np.isfinite(statuses(unbroken)[0].seconds)
+
+
+def test_the_time_left_is_of_the_steps_that_trials_take(make):
+    sweep = configs.load(make('sampler=grid').folder / 'sweep.json')
+    with sweep.unlocked():
+        sweep.seeds, sweep.space = (0,), ConfigDict({'steps': spec(Grid, key='steps', values=(24, 48))}, False)
+    study = create_study(make('sampler=grid').folder.parent / 'steps', sweep)
+    first, _ = study.claim(), study.claim()
+    first.note('seconds', 10.0)
+    finish(study, first, 1.0)
+    assert seconds_left(study, statuses(study)) == pytest.approx(20.0)
