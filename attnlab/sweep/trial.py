@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+from ml_collections import ConfigDict
 from optuna.trial import TrialState
 from rich.console import Console
 
@@ -18,7 +19,7 @@ from attnlab import files
 from attnlab.config import from_plain, plain
 from attnlab.errors import UserError, nearest, out_of_memory
 from attnlab.sweep.study import Claim, Study, workdir
-from attnlab.sweep.sweep import read
+from attnlab.sweep.sweep import Sweep, read
 from attnlab.sweep.together import Abandoned, Followers, Order, OutOfStep, heard
 from attnlab.tables import plain_console
 from attnlab.train import launch, loop
@@ -132,7 +133,7 @@ def _value(
 ) -> float | Outcome:
     """The metric after the last step; PRUNED or STOPPED where the run ended before."""
     sweep = study.sweep
-    config = sweep.config(claim.number, claim.drawn)
+    config = _config(sweep, claim)
     folder = study.workdir(claim.number)
     _check_starts(claim, newest_checkpoint(folder))
     setup, facts = programs.prepare(config)
@@ -155,6 +156,14 @@ def _value(
         if 'pruned_at' not in claim.notes:
             return Outcome.STOPPED
     return Outcome.PRUNED
+
+
+def _config(sweep: Sweep, claim: Claim) -> ConfigDict:
+    """The config of the trial. Raises Failed where its point does not fit, which older versions did not check."""
+    try:
+        return sweep.config(claim.number, claim.drawn)
+    except UserError as error:
+        raise Failed(str(error)) from error
 
 
 def _watch(claim: Claim, metric: str, steps: int) -> loop.Watch:

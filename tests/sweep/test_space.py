@@ -178,6 +178,19 @@ def test_parts_of_another_kind(key, value, message):
         read(ConfigDict(fields, convert_dict=key == 'space'))
 
 
+@pytest.mark.parametrize('kind', [Choice, Grid])
+def test_every_value_is_looked_at(kind):
+    """Also those between the first and the last."""
+    config = config_of(TINY)
+    fields = {name: config[name] for name in config}
+    depths = spec(kind, key='model.stack.depth', values=(1, 2.5, 3))
+    with pytest.raises(UserError, match=r'the space sets model.stack.depth to 2\.5'):
+        read(ConfigDict(fields | {'space': ConfigDict({'depth': depths}, False)}, convert_dict=False))
+    both = spec(Zip, together=('model.dim', 'model.stack.depth'), rows=((8, 1), (8, 'two'), (8, 2)))
+    with pytest.raises(UserError, match=r"the space sets model.stack.depth to 'two'"):
+        read(ConfigDict(fields | {'space': ConfigDict({'size': both}, False)}, convert_dict=False))
+
+
 def test_what_is_reported_has_the_goal_of_what_is_chosen_by():
     config = config_of(TINY)
     with config.unlocked():

@@ -18,6 +18,7 @@ from attnlab.sweep import trial as trials
 from attnlab.sweep.space import Grid
 from attnlab.sweep.status import seconds_left, show_status, statuses
 from attnlab.sweep.study import create_study, open_study
+from attnlab.sweep.sweep import Sweep, with_settings
 from attnlab.sweep.trial import STARTS, Outcome, run_trial
 from attnlab.tables import Printer
 from attnlab.train import launch
@@ -207,6 +208,22 @@ def test_failures_are_recorded_with_their_reasons_and_the_study_goes_on(make, pr
     assert 'step 2: loss' in nonfinite.reason and 'the first that is not finite' in nonfinite.reason
     assert memory.reason.startswith('out of memory: ')
     assert 'does not divide into config.accumulate=3' in invalid.reason and not study.workdir(1).exists()
+
+
+def test_a_point_that_does_not_fit_fails_its_trial(make, programs, monkeypatch):
+    """As in a study of before all values were looked at; the next trial is not kept waiting by it."""
+    study, config = make('trials=2'), Sweep.config
+
+    def unfit(sweep, number, drawn):
+        return config(sweep, number, drawn) if number else with_settings(sweep.base, {'model.dim': 2.5})
+
+    monkeypatch.setattr(Sweep, 'config', unfit)
+    for _ in range(2):
+        claim = study.claim()
+        run_trial(study, claim, programs)
+        claim.release()
+    assert [row.state for row in statuses(study)] == ['failed', 'done']
+    assert statuses(study)[0].reason.startswith('the space sets model.dim to 2.5')
 
 
 def test_a_run_that_dies_again_and_again_is_given_up(make, programs):
