@@ -73,7 +73,8 @@ def main(argv: list[str]) -> int:
         return 0
     devices = [whole(text, '--devices', least=0) for text in values.devices]
     where = launch.places(values.workers, devices, launch.host_cores())
-    return 0 if launch.run_processes(study, arguments, where, console) else values.stopped_status
+    finished = launch.run_processes(study, arguments, where, console, values.storage)
+    return 0 if finished else values.stopped_status
 
 
 def worker(argv: list[str]) -> int:

@@ -49,7 +49,7 @@ from attnlab.experiment.results import (
 from attnlab.experiment.runs import check_config
 from attnlab.runs.record import read_record
 from attnlab.sweep import launch
-from attnlab.sweep.study import Study, confirmation, create_study
+from attnlab.sweep.study import Parts, Study, create_study
 from attnlab.sweep.sweep import read
 from attnlab.sweep.trial import check_metric
 
@@ -110,10 +110,7 @@ def check_studies(experiment: Experiment) -> int:
 
 def _finished(study: Study) -> bool:
     """Whether all trials have ended, those of the confirmation too."""
-    if not study.finished():
-        return False
-    confirming = confirmation(study, None)
-    return confirming is None or confirming.finished()
+    return Parts(study, None).finished()
 
 
 def report_studies(experiment: Experiment, workdirs: pathlib.Path, command: str, console: Console) -> None:

@@ -13,11 +13,13 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from attnlab.sweep.study import Study, read_confirmation, read_study
+from attnlab.sweep.study import Parts, Study, read_study
 from attnlab.tables import Column, Printer, Table, digits, rendered, visible
 from attnlab.train.report import whole_lines
 
 PAUSE = 1.0
+TABLES = ('trials', 'confirmation')
+"""What the tables of a study and of its confirmation are called."""
 WORDS = {TrialState.COMPLETE: 'done', TrialState.PRUNED: 'pruned', TrialState.FAIL: 'failed'}
 
 
@@ -101,29 +103,23 @@ def live_status(study: Study, console: Console) -> Text:
     return rendered(status_table(study), console.width).append(visible(summary(study, statuses(study))))
 
 
+def live_statuses(parts: Parts, console: Console) -> Group:
+    """The tables of a study and of its confirmation for a terminal."""
+    return Group(*(live_status(one, console) for one in parts.studies()))
+
+
 def show_status(folder: pathlib.Path, storage: str | None, printer: Printer, *, watch: bool = False) -> None:
-    """Prints the table of a study and of its confirmation; with `watch`, refreshes it until the sweep is finished."""
-    shown = {'trials': (study := read_study(folder, storage))}
+    """Prints the table of a study and of its confirmation; with `watch`, refreshes it until both are finished."""
+    parts = Parts(read_study(folder, storage), storage)
     if not watch:
-        for name, one in _with_confirmation(shown, storage).items():
+        for name, one in zip(TABLES, parts.studies(), strict=False):
             printer.table(status_table(one, name))
             printer.line(summary(one, statuses(one)))
         return
-
-    def now() -> Group:
-        return Group(*(live_status(one, printer.console) for one in _with_confirmation(shown, storage).values()))
-
-    with Live(now(), console=printer.console, auto_refresh=False) as live:
-        while not study.finished():
+    with Live(live_statuses(parts, printer.console), console=printer.console, auto_refresh=False) as live:
+        while not parts.finished():
             time.sleep(PAUSE)
-            live.update(now(), refresh=True)
-
-
-def _with_confirmation(shown: dict[str, Study], storage: str | None) -> dict[str, Study]:
-    """The studies by what their tables are called, with that of the confirmation once it has begun, opened once."""
-    if 'confirmation' not in shown and (found := read_confirmation(shown['trials'], storage)) is not None:
-        shown['confirmation'] = found
-    return shown
+            live.update(live_statuses(parts, printer.console), refresh=True)
 
 
 def summary(study: Study, found: list[TrialStatus]) -> str:

@@ -371,6 +371,27 @@ def confirmation(study: Study, storage: str | None) -> Study | None:
     return open_study(folder, storage, study)
 
 
+class Parts:
+    """A study and its confirmation, which is opened once, when it has begun; both are only looked at."""
+
+    def __init__(self, study: Study, storage: str | None):
+        self._studies = [study]
+        self._storage = storage
+
+    def studies(self) -> list[Study]:
+        """The study and, once it has begun, its confirmation."""
+        study, *confirming = self._studies
+        if not confirming and (found := read_confirmation(study, self._storage)) is not None:
+            self._studies.append(found)
+        return self._studies
+
+    def finished(self) -> bool:
+        """Whether all trials have ended, those of the confirmation that is due too."""
+        study, *confirming = self.studies()
+        due = study.sweep.confirm > 0 and study.best() is not None
+        return study.finished() and len(confirming) >= due and all(one.finished() for one in confirming)
+
+
 def _value(trial: FrozenTrial) -> float:
     assert trial.value is not None
     return trial.value
