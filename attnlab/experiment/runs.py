@@ -217,11 +217,11 @@ def _check_same(workdir: pathlib.Path, config: ConfigDict) -> None:
         raise UserError(f'{workdir} holds a run with another config ({shown}): remove it to run this one')
 
 
-def plot_of(experiment: Experiment) -> Any:
+def plot_of(experiment: Experiment, failed: Sequence[str] = ()) -> Any:
     """What draws the figure and writes the table: `plot.py`, or the same for all that repeat a published result."""
     sweep = module_of(experiment.folder / 'sweep.py')
     if hasattr(sweep, 'published'):
-        return PublishedPlot(claims_of(sweep.published(experiment.size)))
+        return PublishedPlot(claims_of(sweep.published(experiment.size)), failed)
     return module_of(experiment.folder / 'plot.py')
 
 
@@ -235,7 +235,7 @@ def _report(
 ) -> None:
     """The results from numbers as they are written, so that anyone can make them again from the JSON."""
     found = [rounded(one) for one in found]
-    plot = plot_of(experiment)
+    plot = plot_of(experiment, [one['label'] for one in found if 'failed' in one])
     facts = {'experiment': experiment.folder.name, 'size': experiment.size, 'command': command, 'planned': planned}
     write_results(experiment, facts | ({} if baselines == [] else {'baselines': baselines}), 'runs', found)
     whole = [one for one in found if 'failed' not in one]

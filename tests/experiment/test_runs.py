@@ -328,6 +328,20 @@ def test_what_a_finished_run_is_asked(done, tmp_path):
     assert found['last'] == found['accuracy'][-1][1] and found['size'] == 'cpu' and found['none'] is None
 
 
+def test_a_run_that_failed_is_in_the_verdict_on_a_published_number(done, tmp_path):
+    folder = shutil.copytree(done / 'experiments' / 'toy', tmp_path / 'experiments' / 'toy')
+    shutil.copytree(done / 'runs', tmp_path / 'runs')
+    for label in ('slow', 'fast'):
+        path = tmp_path / 'runs' / 'toy' / 'cpu' / label / 'measured.json'
+        path.write_text(json.dumps(json.loads(path.read_text()) | {'value': 0.5}))
+    claim = "\n\ndef published(size):\n    return Published(value=0.5, metric='accuracy', source='a paper')\n"
+    imported = '\nfrom attnlab.experiment.published import Published\nimport pathlib'
+    (folder / 'sweep.py').write_text(SWEEP.replace('\nimport pathlib', imported) + claim)
+    report_experiment(Experiment(folder, 'cpu'), tmp_path / 'runs', 'command', Console(quiet=True))
+    (line,) = [line for line in (folder / 'README.md').read_text().splitlines() if line.startswith('| accuracy')]
+    assert '| 0.5000 |' in line and 'not comparable: 1 of 3 seeds did not come to their end' in line
+
+
 def test_an_experiment_that_was_stopped_is_not_taken_for_a_finished_one(done, tmp_path, monkeypatch):
     folder = shutil.copytree(done / 'experiments' / 'toy', tmp_path / 'experiments' / 'toy')
     monkeypatch.setattr(launch, 'train', lambda *_, **__: loop.STOPPED)
