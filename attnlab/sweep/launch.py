@@ -261,13 +261,16 @@ class Job:
 def submit(
     folder: pathlib.Path, arguments: Sequence[str], workers: int, cluster: str, options: dict[str, Any]
 ) -> list[Any]:
-    """Submits an array of workers; returns submitit's jobs. `cluster` is 'slurm', or 'local' to try it out."""
+    """Submits an array of workers; returns submitit's jobs. `cluster` is 'slurm', or 'local' to try it out.
+
+    Raises `UserError` for what submitit refuses.
+    """
     submitit = optional('submitit', '--launcher=submitit')
+    job = Job((*command([*arguments, '--tied'], Place()),))
     try:
         executor = submitit.AutoExecutor(folder=folder / 'jobs', cluster=cluster)
         executor.update_parameters(**{'name': f'attnlab-{folder.name}', **options})
-    except (NameError, RuntimeError, ValueError) as error:
+        with executor.batch():
+            return [executor.submit(job) for _ in range(workers)]
+    except (AssertionError, NameError, RuntimeError, TypeError, ValueError) as error:
         raise UserError(f'submitit, cluster {cluster}: {error}') from error
-    job = Job((*command([*arguments, '--tied'], Place()),))
-    with executor.batch():
-        return [executor.submit(job) for _ in range(workers)]

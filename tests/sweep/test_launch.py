@@ -9,10 +9,13 @@ import threading
 import pytest
 from optuna.trial import TrialState
 from rich.console import Console
+from submitit import AutoExecutor
+from submitit.slurm.slurm import _make_sbatch_string
 
+from attnlab.commands.sweep import _options
 from attnlab.errors import UserError
 from attnlab.sweep import launch, status
-from attnlab.sweep.launch import DEATHS, Place, places, run_processes
+from attnlab.sweep.launch import DEATHS, Place, places, run_processes, submit
 from attnlab.sweep.study import confirmation
 from attnlab.tables import Printer
 
@@ -105,6 +108,28 @@ def test_a_signal_that_came_is_not_taken_for_an_end(run, make):
     asked = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM))
     asked.start()
     assert not run(study, 'sleep 20')[0]
+
+
+def test_parameters_of_jobs_are_those_of_submitit(tmp_path):
+    options = _options(['slurm_use_srun=false', 'slurm_exclusive=true', 'slurm_setup=module load cuda', 'mem_gb=1.5'])
+    assert options == {
+        'slurm_use_srun': False,
+        'slurm_exclusive': True,
+        'slurm_setup': ['module load cuda'],
+        'mem_gb': 1.5,
+    }
+    own = {name.removeprefix('slurm_'): value for name, value in options.items() if name.startswith('slurm_')}
+    script = _make_sbatch_string('command', tmp_path, **own).splitlines()
+    assert {'#SBATCH --exclusive', 'module load cuda', 'command'} <= set(script)
+    options = _options(['mem_gb=8', 'slurm_mem=8G', 'stderr_to_stdout=true', 'timeout_min=60', 'slurm_time=1-00:00:00'])
+    assert [*options.values()] == [8, '8G', True, 60, '1-00:00:00']
+    AutoExecutor(tmp_path / 'jobs', cluster='local').update_parameters(**options)
+
+
+@pytest.mark.parametrize('wrong', ['mem_gb=much', 'stderr_to_stdout=yes', 'timeout_min=1.5'])
+def test_what_submitit_refuses_is_one_line(tmp_path, wrong):
+    with pytest.raises(UserError, match=f'submitit, cluster local: Parameter "{wrong.partition("=")[0]}" expected'):
+        submit(tmp_path, [], 1, 'local', _options([wrong]))
 
 
 def test_workers_run_anywhere_where_the_system_does_not_say_what_cores_there_are():
