@@ -272,15 +272,18 @@ def _run(study: Study, workers: int, console: Console) -> None:
     began, path = time.perf_counter(), study.folder / SECONDS
     arguments = [f'--study={study.folder}', '--compilation_cache=~/.cache/attnlab/compiled']
     before = json.loads(path.read_text()) if path.exists() else 0.0
-    launch.run_processes(study, arguments, launch.places(workers, [], launch.host_cores()), console)
-    files.write(path, json.dumps(before + time.perf_counter() - began))
+    try:
+        launch.run_processes(study, arguments, launch.places(workers, [], launch.host_cores()), console)
+    finally:
+        files.write(path, json.dumps(before + time.perf_counter() - began))
 
 
 def _made(folder: pathlib.Path) -> Measurements:
-    """What a study was made with, for `provenance`."""
+    """What a study was made with, for `provenance`; where what ran it was killed each time, it left no time."""
     trial = next(path for path in sorted((folder / 'trials').iterdir()) if (path / 'run.json').exists())
     made = {**read_record(trial).facts, 'cores': os.cpu_count()}
-    return {'made': made, 'seconds': json.loads((folder / SECONDS).read_text())}
+    path = folder / SECONDS
+    return {'made': made, 'seconds': json.loads(path.read_text()) if path.exists() else None}
 
 
 def _table(report: str, found: Comparison) -> str:
