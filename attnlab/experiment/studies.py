@@ -100,6 +100,7 @@ def check_studies(experiment: Experiment) -> int:
     for name, config in studies.items():
         try:
             sweep = read(config)
+            sweep.check_values()
             setup = check_config('its base', sweep.base)
             check_metric(sweep.metric, setup)
             check_metric(sweep.score, setup, 'reported')

@@ -229,7 +229,9 @@ def create_study(folder: pathlib.Path, config: ConfigDict, storage: str | None =
     `storage` is the address of a database; without one, trials are kept in the folder. Raises `UserError` where the
     folder belongs to another sweep, naming the keys that differ.
     """
-    read(config)
+    sweep = read(config)
+    if not (folder / 'sweep.json').exists():
+        sweep.check_values()
     _claim_folder(folder, config, storage)
     return open_study(folder, storage)
 

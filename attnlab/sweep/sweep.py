@@ -73,6 +73,12 @@ class Sweep:
         rows = [settings for kind in self.space.values() for settings in values_of(kind)]
         return max((settings['steps'] for settings in rows if 'steps' in settings), default=self.base.steps)
 
+    def check_values(self) -> None:
+        """Raises `UserError` for a value of the space that does not fit; `read` looks at the first and the last."""
+        for kind in self.space.values():
+            for settings in values_of(kind):
+                with_settings(self.base, settings)
+
     def seed(self, number: int) -> int:
         """The seed of trial `number`."""
         return self.seeds[self.sampler.seed_index(number, len(self.seeds))]
@@ -201,7 +207,8 @@ def read(config: ConfigDict) -> Sweep:
     trials = sampler.trials(space, built['trials'], len(seeds))
     sweep = Sweep(**built | {'base': base, 'trials': trials})
     for dimension in space.values():
-        for settings in values_of(dimension):
+        every = values_of(dimension)
+        for settings in (every[0], every[-1]):
             with_settings(base, settings)
     if sweep.pruner is not None:
         sweep.pruner.optuna(sweep.steps)

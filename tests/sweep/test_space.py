@@ -178,17 +178,23 @@ def test_parts_of_another_kind(key, value, message):
         read(ConfigDict(fields, convert_dict=key == 'space'))
 
 
-@pytest.mark.parametrize('kind', [Choice, Grid])
-def test_every_value_is_looked_at(kind):
-    """Also those between the first and the last."""
+@pytest.mark.parametrize(
+    ('size', 'said'),
+    [
+        (spec(Choice, key='model.stack.depth', values=(1, 2.5, 3)), r'2\.5'),
+        (spec(Grid, key='model.stack.depth', values=(1, 2.5, 3)), r'2\.5'),
+        (spec(Zip, together=('model.dim', 'model.stack.depth'), rows=((8, 1), (8, 'two'), (8, 2))), "'two'"),
+    ],
+)
+def test_every_value_is_looked_at_when_a_study_is_made(tmp_path, size, said):
+    """Also those between the first and the last; a study that was made before is read."""
     config = config_of(TINY)
-    fields = {name: config[name] for name in config}
-    depths = spec(kind, key='model.stack.depth', values=(1, 2.5, 3))
-    with pytest.raises(UserError, match=r'the space sets model.stack.depth to 2\.5'):
-        read(ConfigDict(fields | {'space': ConfigDict({'depth': depths}, False)}, convert_dict=False))
-    both = spec(Zip, together=('model.dim', 'model.stack.depth'), rows=((8, 1), (8, 'two'), (8, 2)))
-    with pytest.raises(UserError, match=r"the space sets model.stack.depth to 'two'"):
-        read(ConfigDict(fields | {'space': ConfigDict({'size': both}, False)}, convert_dict=False))
+    fields = {name: config[name] for name in config} | {'space': ConfigDict({'size': size}, convert_dict=False)}
+    wrong = ConfigDict(fields, convert_dict=False)
+    with pytest.raises(UserError, match=f'the space sets model.stack.depth to {said}'):
+        create_study(tmp_path / 'study', wrong)
+    assert not (tmp_path / 'study').exists()
+    assert read(wrong).space['size'].count == 3
 
 
 def test_what_is_reported_has_the_goal_of_what_is_chosen_by():

@@ -18,7 +18,7 @@ from attnlab.sweep import trial as trials
 from attnlab.sweep.space import Grid
 from attnlab.sweep.status import seconds_left, show_status, statuses
 from attnlab.sweep.study import create_study, open_study
-from attnlab.sweep.sweep import Sweep, with_settings
+from attnlab.sweep.sweep import Sweep
 from attnlab.sweep.trial import STARTS, Outcome, run_trial
 from attnlab.tables import Printer
 from attnlab.train import launch
@@ -211,19 +211,19 @@ def test_failures_are_recorded_with_their_reasons_and_the_study_goes_on(make, pr
 
 
 def test_a_point_that_does_not_fit_fails_its_trial(make, programs, monkeypatch):
-    """As in a study of before all values were looked at; the next trial is not kept waiting by it."""
-    study, config = make('trials=2'), Sweep.config
-
-    def unfit(sweep, number, drawn):
-        return config(sweep, number, drawn) if number else with_settings(sweep.base, {'model.dim': 2.5})
-
-    monkeypatch.setattr(Sweep, 'config', unfit)
-    for _ in range(2):
-        claim = study.claim()
+    """In a study that was made before all values were looked at; the next trials are not kept waiting by it."""
+    config = configs.load(make('sampler=grid').folder / 'sweep.json')
+    widths = spec(Grid, key='model.dim', values=(8, 2.5, 8))
+    with config.unlocked():
+        config.seeds, config.space = (0,), ConfigDict({'width': widths}, convert_dict=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(Sweep, 'check_values', lambda sweep: None)
+        study = create_study(make('sampler=grid').folder.parent / 'before', config)
+    while (claim := create_study(study.folder, config).claim()) is not None:
         run_trial(study, claim, programs)
         claim.release()
-    assert [row.state for row in statuses(study)] == ['failed', 'done']
-    assert statuses(study)[0].reason.startswith('the space sets model.dim to 2.5')
+    assert [row.state for row in statuses(study)] == ['done', 'failed', 'done']
+    assert statuses(study)[1].reason.startswith('the space sets model.dim to 2.5')
 
 
 def test_a_run_that_dies_again_and_again_is_given_up(make, programs):
