@@ -1,7 +1,9 @@
 """`attnlab sweep`, `attnlab sweep worker`, `attnlab sweep status`: many runs, searched and given up early."""
 
+import re
 import shlex
 from collections.abc import Callable
+from typing import Any
 
 from absl import flags
 
@@ -20,6 +22,8 @@ from attnlab.errors import UserError, nearest
 
 HANDED_ON = ('storage', 'platform', 'cpu_devices', 'distributed', 'coordinator', 'processes', 'process')
 """Flags that a sweep hands on to its workers as they were given."""
+LISTS = ('slurm_setup', 'slurm_teardown', 'slurm_srun_args')
+"""Parameters of submitit that are lists."""
 
 
 def main(argv: list[str]) -> int:
@@ -73,7 +77,8 @@ def main(argv: list[str]) -> int:
         return 0
     devices = [whole(text, '--devices', least=0) for text in values.devices]
     where = launch.places(values.workers, devices, launch.host_cores())
-    return 0 if launch.run_processes(study, arguments, where, console) else values.stopped_status
+    finished = launch.run_processes(study, arguments, where, console, values.storage)
+    return 0 if finished else values.stopped_status
 
 
 def worker(argv: list[str]) -> int:
@@ -147,10 +152,18 @@ def _define_stopping(values: flags.FlagValues) -> None:
     )
 
 
-def _options(items: list[str]) -> dict[str, int | str]:
-    """Reads `name=value` items; whole numbers become numbers."""
+def _options(items: list[str]) -> dict[str, Any]:
+    """Reads `name=value` items as submitit takes them: numbers, true or false, lists of one, else text."""
     pairs = [item.partition('=') for item in items]
     for item, (name, equals, _) in zip(items, pairs, strict=True):
         if not equals or not name:
             raise UserError(f'--job holds {item!r}, which is not name=value')
-    return {name: int(value) if value.isdecimal() else value for name, _, value in pairs}
+    return {name: [value] if name in LISTS else _option(value) for name, _, value in pairs}
+
+
+def _option(text: str) -> bool | int | float | str:
+    if text in ('true', 'false'):
+        return text == 'true'
+    if text.isdecimal():
+        return int(text)
+    return float(text) if re.fullmatch(r'\d+\.\d+', text) else text

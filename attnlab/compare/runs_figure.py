@@ -17,7 +17,8 @@ from attnlab.files import replacing
 
 def draw_costs(groups: Mapping[str, Sequence[RunResult]], path: pathlib.Path) -> None:
     """Writes the figure, in the format that the path ends in; a pure function of the results."""
-    with matplotlib.rc_context({'svg.hashsalt': 'runs', 'svg.fonttype': 'none'}):
+    # Names of runs may have a dollar sign.
+    with matplotlib.rc_context({'svg.hashsalt': 'runs', 'svg.fonttype': 'none', 'text.parse_math': False}):
         metadata = {'Date': None} if path.suffix == '.svg' else {'Software': None}
         with replacing(path) as temporary:
             costs_figure(groups).savefig(temporary, format=path.suffix[1:], dpi=120, metadata=metadata)

@@ -77,16 +77,18 @@ class Verdict:
         return self.outcome if not self.because else f'{self.outcome}: {self.because}'
 
 
-def verdict(published: Published, ours: Measured) -> Verdict:
+def verdict(published: Published, ours: Measured, failed: int = 0) -> Verdict:
     """Compares a published number with ours.
 
     They agree where our interval, widened by the paper's own spread, holds the published value; with a bound, where all
     of the interval lies on the right side, to within that spread; one that reaches across a bound decides nothing. Ours
     without an interval (one seed) agrees with nothing but an equal value: it differs by the difference. A changed
-    protocol makes them not comparable, whatever the numbers.
+    protocol makes them not comparable, whatever the numbers, and so do seeds that `failed`: the others do not show it.
     """
     if published.changed:
         return Verdict('not comparable', 'changed: ' + '; '.join(published.changed))
+    if failed:
+        return Verdict('not comparable', f'{failed} of {ours.n + failed} seeds did not come to their end')
     low = ours.mean if ours.low is None else ours.low
     high = ours.mean if ours.high is None else ours.high
     value, spread = published.value, published.spread
@@ -116,7 +118,16 @@ def rows_of(name: str, published: Published, rows: Sequence[Row]) -> list[Row]:
     """The runs of a claim, with its number as their `value`; the noise of the test set is known of `value` alone."""
     if published.key != 'value':
         return [{'label': row['label'], 'value': row[published.key]} for row in rows]
-    return [row for row in rows if not name or row['label'].startswith(f'{name}-')]
+    return [row for row in rows if not name or _is_of(name, row['label'])]
+
+
+def failed_of(name: str, published: Published, failed: Sequence[str]) -> int:
+    """How many of the runs of a claim failed, by the labels of all that did."""
+    return sum(published.key != 'value' or not name or _is_of(name, label) for label in failed)
+
+
+def _is_of(name: str, label: str) -> bool:
+    return label.startswith(f'{name}-')
 
 
 def measured_of(workdir: pathlib.Path, metric: str) -> Row:
@@ -125,45 +136,48 @@ def measured_of(workdir: pathlib.Path, metric: str) -> Row:
     return {'value': found.mean, 'noise': found.noise}
 
 
-def measured(rows: Sequence[Row], bounds: tuple[float, float] = (-math.inf, math.inf)) -> Measured:
+def measured(rows: Sequence[Row], bounds: tuple[float, float] = (-math.inf, math.inf), failed: int = 0) -> Measured:
     """Our number over the seeds of the runs, with the noise of the test set: the root mean square of theirs.
 
-    Its interval ends at the `bounds` of the quantity.
+    Its interval ends at the `bounds` of the quantity; where others `failed` it has none.
     """
     noises = [row['noise'] for row in rows if 'noise' in row and row['noise'] is not None]
     noise = float(np.sqrt(np.mean(np.square(noises)))) if noises else None
-    return of_seeds([row['value'] for row in rows], noise).within(*bounds)
+    ours = of_seeds([row['value'] for row in rows], noise).within(*bounds)
+    return dataclasses.replace(ours, low=None, high=None, kind='survivors') if failed else ours
 
 
 @dataclasses.dataclass(frozen=True)
 class PublishedPlot:
-    """The figure and the table of an experiment that repeats published results."""
+    """The figure and the table of an experiment that repeats published results, of which some runs may have failed."""
 
     claims: Claims
+    failed: Sequence[str] = ()
 
     def figure(self, rows: Sequence[Row]) -> Figure:
         """See `published_figure`."""
-        return published_figure(self.claims, rows)
+        return published_figure(self.claims, rows, self.failed)
 
     def table(self, rows: Sequence[Row]) -> list[list[str]]:
         """See `published_table`."""
-        return published_table(self.claims, rows)
+        return published_table(self.claims, rows, self.failed)
 
 
-def published_table(claims: Claims, rows: Sequence[Row]) -> list[list[str]]:
+def published_table(claims: Claims, rows: Sequence[Row], failed: Sequence[str] = ()) -> list[list[str]]:
     """The published numbers, ours and the verdicts, as a table of text cells, the heading first.
 
-    `seeds` are the values of ours, for papers that report the best of several. Claims without a run are left out.
+    `seeds` are the values of ours, for papers that report the best of several. Claims without a run are left out, and
+    `failed` are the labels of runs without a value.
     """
     lines = [['metric', 'published', 'ours', 'seeds', 'verdict']]
     for name, published in claims.items():
         if taken := rows_of(name, published, rows):
-            lines.append(_line(name, published, taken))
+            lines.append(_line(name, published, taken, failed_of(name, published, failed)))
     return lines
 
 
-def _line(name: str, published: Published, rows: Sequence[Row]) -> list[str]:
-    ours = measured(rows, published.bounds)
+def _line(name: str, published: Published, rows: Sequence[Row], failed: int) -> list[str]:
+    ours = measured(rows, published.bounds, failed)
     bound = '' if published.direction == 'equal' else f'{published.direction} '
     spread = f' ± {published.spread:.4g}' if published.spread else ''
     interval = '' if ours.low is None or ours.high is None else f' [{ours.low:.4f}, {ours.high:.4f}]'
@@ -172,19 +186,22 @@ def _line(name: str, published: Published, rows: Sequence[Row]) -> list[str]:
         f'{bound}{published.value:.4g}{spread}',
         f'{ours.mean:.4f}{interval}',
         ', '.join(f'{row["value"]:.4f}' for row in rows),
-        str(verdict(published, ours)),
+        str(verdict(published, ours, failed)),
     ]
 
 
-def published_figure(claims: Claims, rows: Sequence[Row]) -> Figure:
-    """Our number of every seed, the interval of their mean, and a line at the published one; a panel a claim."""
+def published_figure(claims: Claims, rows: Sequence[Row], failed: Sequence[str] = ()) -> Figure:
+    """Our number of every seed, the interval of their mean, and a line at the published one; a panel a claim.
+
+    Where some of its runs `failed` a claim has no interval.
+    """
     found = {name: rows_of(name, published, rows) for name, published in claims.items()}
     shown = [name for name in claims if found[name]]
     figure, panel = panels(len(shown))
     for axes, name in zip(panel, shown, strict=True):
         published = claims[name]
         values = [row['value'] for row in found[name]]
-        ours = measured(found[name], published.bounds)
+        ours = measured(found[name], published.bounds, failed_of(name, published, failed))
         axes.plot(range(len(values)), values, 'o', label='ours')
         if ours.low is not None and ours.high is not None:
             label = 'range of ours' if ours.kind == 'range' else 'mean of ours, 95 %'

@@ -87,14 +87,15 @@ def write_readme(experiment: Experiment, text: str) -> None:
 
 
 def provenance(rows: Sequence[Measurements], planned: int, command: str, what: str = 'runs') -> str:
-    """What the rows were made with, in a sentence."""
-    seconds = sum(row['seconds'] for row in rows)
+    """What the rows were made with, in a sentence; how long it took, unless that is not known of one."""
+    seconds = [row['seconds'] for row in rows]
+    took = 'time unknown' if None in seconds else f'{sum(seconds) / 60:.1f} minutes'
 
     def all_of(read: Any) -> str:
         return ', '.join(dict.fromkeys(str(read(row['made'])) for row in rows))
 
     return (
-        f'{len(rows)} of {planned} {what}, {seconds / 60:.1f} minutes, by `{command}`; '
+        f'{len(rows)} of {planned} {what}, {took}, by `{command}`; '
         f'device: {all_of(lambda made: f"{made['device_count']} {made['device_kind']}, {made['cores']} cores")}; '
         f'Python {all_of(lambda made: made["python"])}, jax {all_of(lambda made: made["packages"]["jax"])}, '
         f'flax {all_of(lambda made: made["packages"]["flax"])}; '

@@ -6,6 +6,7 @@ What is measured is plain data, in the order of the runs; it is written to `resu
 import json
 import os
 import pathlib
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -54,13 +55,16 @@ def run_experiment(experiment: Experiment, workdirs: pathlib.Path, command: str,
     Raises `UserError` before any run for what `check_runs` refuses.
     """
     check_runs(experiment, workdirs)
-    runs, programs, outcome = experiment.runs(), Programs(), loop.FINISHED
+    runs, programs, stop, outcome = experiment.runs(), Programs(), threading.Event(), loop.FINISHED
     for number, each in enumerate(runs, 1):
         workdir = experiment.workdir(each, workdirs)
         if (workdir / MEASURED).exists():
             continue
+        if stop.is_set():
+            outcome = loop.STOPPED
+            break
         console.print(f'{number} of {len(runs)}: {each.label}')
-        measured = train_and_measure(experiment, each, workdir, programs)
+        measured = train_and_measure(experiment, each, workdir, programs, stop)
         if measured is None:
             outcome = loop.STOPPED
             break
@@ -164,9 +168,9 @@ def beside(baselines: Sequence[Measurements] | None) -> list[str]:
 
 
 def train_and_measure(
-    experiment: Experiment, each: Run, workdir: pathlib.Path, programs: Programs
+    experiment: Experiment, each: Run, workdir: pathlib.Path, programs: Programs, stop: threading.Event | None = None
 ) -> Measurements | None:
-    """Trains and measures a run; `None` where it was stopped."""
+    """Trains and measures a run; `None` where it was stopped. `stop` is set where it was asked to, if too late too."""
     began = time.perf_counter()
     config = from_plain(plain(each.config))
     made = {**run.environment(), 'cores': os.cpu_count()}
@@ -179,7 +183,7 @@ def train_and_measure(
     found |= {'data': run.data_hashes(facts['data'])}
     with files.appending(workdir / 'log.txt') as log:
         try:
-            outcome = launch.train(setup, config, workdir, facts, console=plain_console(file=log, width=120))
+            outcome = launch.train(setup, config, workdir, facts, console=plain_console(file=log, width=120), stop=stop)
         except loop.NonFinite as error:
             found['failed'] = str(error)
         else:
@@ -213,11 +217,11 @@ def _check_same(workdir: pathlib.Path, config: ConfigDict) -> None:
         raise UserError(f'{workdir} holds a run with another config ({shown}): remove it to run this one')
 
 
-def plot_of(experiment: Experiment) -> Any:
+def plot_of(experiment: Experiment, failed: Sequence[str] = ()) -> Any:
     """What draws the figure and writes the table: `plot.py`, or the same for all that repeat a published result."""
     sweep = module_of(experiment.folder / 'sweep.py')
     if hasattr(sweep, 'published'):
-        return PublishedPlot(claims_of(sweep.published(experiment.size)))
+        return PublishedPlot(claims_of(sweep.published(experiment.size)), failed)
     return module_of(experiment.folder / 'plot.py')
 
 
@@ -231,7 +235,7 @@ def _report(
 ) -> None:
     """The results from numbers as they are written, so that anyone can make them again from the JSON."""
     found = [rounded(one) for one in found]
-    plot = plot_of(experiment)
+    plot = plot_of(experiment, [one['label'] for one in found if 'failed' in one])
     facts = {'experiment': experiment.folder.name, 'size': experiment.size, 'command': command, 'planned': planned}
     write_results(experiment, facts | ({} if baselines == [] else {'baselines': baselines}), 'runs', found)
     whole = [one for one in found if 'failed' not in one]

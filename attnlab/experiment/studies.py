@@ -49,7 +49,7 @@ from attnlab.experiment.results import (
 from attnlab.experiment.runs import check_config
 from attnlab.runs.record import read_record
 from attnlab.sweep import launch
-from attnlab.sweep.study import Study, confirmation, create_study
+from attnlab.sweep.study import Parts, Study, create_study
 from attnlab.sweep.sweep import read
 from attnlab.sweep.trial import check_metric
 
@@ -100,6 +100,7 @@ def check_studies(experiment: Experiment) -> int:
     for name, config in studies.items():
         try:
             sweep = read(config)
+            sweep.check_values()
             setup = check_config('its base', sweep.base)
             check_metric(sweep.metric, setup)
             check_metric(sweep.score, setup, 'reported')
@@ -110,10 +111,7 @@ def check_studies(experiment: Experiment) -> int:
 
 def _finished(study: Study) -> bool:
     """Whether all trials have ended, those of the confirmation too."""
-    if not study.finished():
-        return False
-    confirming = confirmation(study, None)
-    return confirming is None or confirming.finished()
+    return Parts(study, None).finished()
 
 
 def report_studies(experiment: Experiment, workdirs: pathlib.Path, command: str, console: Console) -> None:
@@ -275,15 +273,18 @@ def _run(study: Study, workers: int, console: Console) -> None:
     began, path = time.perf_counter(), study.folder / SECONDS
     arguments = [f'--study={study.folder}', '--compilation_cache=~/.cache/attnlab/compiled']
     before = json.loads(path.read_text()) if path.exists() else 0.0
-    launch.run_processes(study, arguments, launch.places(workers, [], launch.host_cores()), console)
-    files.write(path, json.dumps(before + time.perf_counter() - began))
+    try:
+        launch.run_processes(study, arguments, launch.places(workers, [], launch.host_cores()), console)
+    finally:
+        files.write(path, json.dumps(before + time.perf_counter() - began))
 
 
 def _made(folder: pathlib.Path) -> Measurements:
-    """What a study was made with, for `provenance`."""
+    """What a study was made with, for `provenance`; where what ran it was killed each time, it left no time."""
     trial = next(path for path in sorted((folder / 'trials').iterdir()) if (path / 'run.json').exists())
     made = {**read_record(trial).facts, 'cores': os.cpu_count()}
-    return {'made': made, 'seconds': json.loads((folder / SECONDS).read_text())}
+    path = folder / SECONDS
+    return {'made': made, 'seconds': json.loads(path.read_text()) if path.exists() else None}
 
 
 def _table(report: str, found: Comparison) -> str:

@@ -13,15 +13,18 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from optuna.trial import FrozenTrial
 from rich.console import Console
 from rich.live import Live
 
 from attnlab import files
 from attnlab.errors import UserError, optional
-from attnlab.sweep.status import describe, live_status, statuses, summary
-from attnlab.sweep.study import Study
+from attnlab.sweep.status import describe, live_statuses, statuses, summary
+from attnlab.sweep.study import Parts, Study
 
 PAUSE = 1.0
+DEATHS = 5
+"""Deaths of a worker in a row, without a trial that begins or ends, after which it is not started again."""
 MEMORY_FRACTION = 0.9
 """Fraction of a device's memory that the trials on it divide among themselves; by default JAX takes 0.75."""
 
@@ -44,7 +47,8 @@ class Place:
 def places(workers: int, devices: Sequence[int], cores: Sequence[int]) -> list[Place]:
     """Returns a place for each worker: devices in rotation or, where none are named, an equal part of the cores.
 
-    Workers on one device divide its memory. Raises `UserError` for no workers.
+    Workers on one device divide its memory; without devices, and where no cores are known, they run anywhere. Raises
+    `UserError` for no workers.
     """
     if workers < 1:
         raise UserError(f'--workers is {workers}; it must be a whole number of at least 1')
@@ -52,8 +56,8 @@ def places(workers: int, devices: Sequence[int], cores: Sequence[int]) -> list[P
         per_device = math.ceil(workers / len(devices))
         memory = None if per_device == 1 else round(MEMORY_FRACTION / per_device, 3)
         return [Place(device=devices[index % len(devices)], memory=memory) for index in range(workers)]
-    if workers == 1:
-        return [Place()]
+    if workers == 1 or not cores:
+        return [Place()] * workers
     if workers > len(cores):
         return [Place(cores=(cores[index % len(cores)],)) for index in range(workers)]
     bounds = [index * len(cores) // workers for index in range(workers + 1)]
@@ -91,37 +95,49 @@ def command(arguments: Sequence[str], place: Place) -> list[str]:
     return [*prefix, sys.executable, '-P', '-m', 'attnlab', 'sweep', 'worker', *arguments, *pinned]
 
 
-def run_processes(study: Study, arguments: Sequence[str], where: Sequence[Place], console: Console) -> bool:
-    """Runs workers as processes; returns whether the sweep finished without having been stopped.
+def run_processes(
+    study: Study, arguments: Sequence[str], where: Sequence[Place], console: Console, storage: str | None = None
+) -> bool:
+    """Runs workers as processes; returns whether the sweep and its confirmation have finished.
 
-    A worker killed by a signal (out of memory, or by hand) is restarted and resumes its trial. One that failed logs the
-    reason in `logs/worker-I.txt`. Workers save and stop when this process ends, however it ends.
+    A worker killed by a signal (out of memory, or by hand) is restarted and resumes its trial, but not when it died
+    `DEATHS` times in a row while no trial began or ended. One that failed logs the reason in `logs/worker-I.txt`.
+    Workers save and stop when this process ends, however it ends.
     """
+    parts = Parts(study, storage)
     with contextlib.ExitStack() as stack:
         crew: list[_Worker] = []
         # First: what a shell has this process ignore, such as Ctrl-C in the background, workers would ignore too.
         received = stack.enter_context(_forwarding(crew))
-        crew += [_Worker(study, index, command(arguments, place), stack) for index, place in enumerate(where)]
-        show = stack.enter_context(_display(study, console))
+        crew += [
+            _Worker(study.folder, index, command(arguments, place), parts, stack) for index, place in enumerate(where)
+        ]
+        show = stack.enter_context(_display(parts, console))
         while True:
             alive = [worker.alive(restart=not received) for worker in crew]
             show()
             if not any(alive):
                 break
             time.sleep(PAUSE)
-    console.print(summary(study, statuses(study)))
+    for one in parts.studies():
+        console.print(f'{_heading(parts, one)}{summary(one, statuses(one))}')
     failed = [worker for worker in crew if worker.process.returncode]
     complaints = dict.fromkeys(each.last_line() for each in failed if not received or each.process.returncode > 0)
     if complaints:
         raise UserError('; '.join(complaints))
-    return not received
+    return not received and parts.finished()
 
 
 class _Worker:
     """A worker's process, restarted when a signal kills it."""
 
-    def __init__(self, study: Study, index: int, argv: Sequence[str], stack: contextlib.ExitStack):
-        self._log = study.folder / 'logs' / f'worker-{index}.txt'
+    def __init__(
+        self, folder: pathlib.Path, index: int, argv: Sequence[str], parts: Parts, stack: contextlib.ExitStack
+    ):
+        self._parts = parts
+        self._begun: list[Any] = []
+        self._deaths = 0
+        self._log = folder / 'logs' / f'worker-{index}.txt'
         self._log.parent.mkdir(exist_ok=True)
         self._output = stack.enter_context(files.appending(self._log))
         self._argv = [*argv, '--tied']
@@ -131,12 +147,24 @@ class _Worker:
     def alive(self, *, restart: bool) -> bool:
         """Whether the process runs; with `restart`, one that a signal killed is replaced."""
         status = self.process.poll()
-        if status is not None and status < 0 and restart:
-            self._output.write(f'ended by signal {-status}; started again\n')
+        if status is not None and status < 0 and restart and self._deaths < DEATHS:
+            self._count_death()
+            again = self._deaths < DEATHS
+            ended = f'ended by signal {-status}'
+            hopeless = f'{ended}, {DEATHS} times in a row while no trial began or ended; see above'
+            self._output.write(f'{ended}; started again\n' if again else f'{hopeless}\n')
             self._output.flush()
-            self._close()
-            self.process = self._start()
+            if again:
+                self._close()
+                self.process = self._start()
         return self.process.poll() is None
+
+    def _count_death(self) -> None:
+        """Counts deaths since any trial began or ended; a trial that is begun again and again counts its starts."""
+        trials = [trial for one in self._parts.studies() for trial in one.trials()]
+        begun = [(trial.state, trial.user_attrs.get('starts')) for trial in trials]
+        self._deaths = self._deaths + 1 if begun == self._begun else 1
+        self._begun = begun
 
     def last_line(self) -> str:
         """The last line of its log."""
@@ -175,21 +203,33 @@ def _forwarding(crew: Sequence[_Worker]) -> Iterator[list[int]]:
 
 
 @contextlib.contextmanager
-def _display(study: Study, console: Console) -> Iterator[Any]:
-    """A live table on a terminal; elsewhere a line for every trial that ends."""
+def _display(parts: Parts, console: Console) -> Iterator[Any]:
+    """Live tables on a terminal; elsewhere a line for every trial that ends."""
     if console.is_terminal:
-        with Live(live_status(study, console), console=console, auto_refresh=False) as live:
-            yield lambda: live.update(live_status(study, console), refresh=True)
+        with Live(live_statuses(parts, console), console=console, auto_refresh=False) as live:
+            yield lambda: live.update(live_statuses(parts, console), refresh=True)
         return
-    printed = {trial.number for trial in study.trials() if trial.state.is_finished()}
+
+    printed = {
+        _name(study, trial) for study in parts.studies() for trial in study.trials() if trial.state.is_finished()
+    }
 
     def update() -> None:
-        for trial in study.trials():
-            if trial.state.is_finished() and trial.number not in printed:
-                printed.add(trial.number)
-                console.print(describe(study, trial), soft_wrap=True)
+        for study in parts.studies():
+            for trial in study.trials():
+                if trial.state.is_finished() and _name(study, trial) not in printed:
+                    printed.add(_name(study, trial))
+                    console.print(f'{_heading(parts, study)}{describe(study, trial)}', soft_wrap=True)
 
     yield update
+
+
+def _name(study: Study, trial: FrozenTrial) -> tuple[str, int]:
+    return study.name, trial.number
+
+
+def _heading(parts: Parts, study: Study) -> str:
+    return '' if study is parts.studies()[0] else 'confirmation: '
 
 
 @dataclasses.dataclass
@@ -221,13 +261,16 @@ class Job:
 def submit(
     folder: pathlib.Path, arguments: Sequence[str], workers: int, cluster: str, options: dict[str, Any]
 ) -> list[Any]:
-    """Submits an array of workers; returns submitit's jobs. `cluster` is 'slurm', or 'local' to try it out."""
+    """Submits an array of workers; returns submitit's jobs. `cluster` is 'slurm', or 'local' to try it out.
+
+    Raises `UserError` for what submitit refuses.
+    """
     submitit = optional('submitit', '--launcher=submitit')
+    job = Job((*command([*arguments, '--tied'], Place()),))
     try:
         executor = submitit.AutoExecutor(folder=folder / 'jobs', cluster=cluster)
         executor.update_parameters(**{'name': f'attnlab-{folder.name}', **options})
-    except (NameError, RuntimeError, ValueError) as error:
+        with executor.batch():
+            return [executor.submit(job) for _ in range(workers)]
+    except (AssertionError, NameError, RuntimeError, TypeError, ValueError) as error:
         raise UserError(f'submitit, cluster {cluster}: {error}') from error
-    job = Job((*command([*arguments, '--tied'], Place()),))
-    with executor.batch():
-        return [executor.submit(job) for _ in range(workers)]

@@ -9,15 +9,18 @@ trials that there are by then. Whatever the sampler, all dimensions of a point a
 """
 
 import abc
+import bisect
 import dataclasses
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution
-from optuna.trial import FrozenTrial
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from attnlab.errors import UserError
 from attnlab.sweep.space import Drawn, Space
@@ -63,6 +66,8 @@ class RandomSearch(Sampler):
 @dataclasses.dataclass(frozen=True)
 class Tpe(Sampler):
     """Tree-structured Parzen estimators; running trials count as bad ones, so that workers explore different points.
+
+    A failed trial counts as the worst of all.
 
     Bergstra et al. 2011, https://proceedings.neurips.cc/paper/2011/hash/86e8f7ab32cfd12577bc2619bc635690-Abstract.html.
 
@@ -155,6 +160,7 @@ class Whole(optuna.samplers.BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
+        study = _judged(study)
         together = self._sampler.infer_relative_search_space(study, trial)
         drawn = self._sampler.sample_relative(study, trial, together)
         return {
@@ -166,6 +172,20 @@ class Whole(optuna.samplers.BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         raise AssertionError(f'{param_name} is no dimension of the space')
+
+
+def _judged(study: optuna.Study) -> optuna.Study:
+    """The trials of a study as they are at this moment, in memory; failed ones count, as the worst."""
+    judged = optuna.create_study(direction=study.direction)
+    judged.add_trials(map(_as_worst, study.get_trials(deepcopy=False)))
+    return judged
+
+
+def _as_worst(trial: FrozenTrial) -> FrozenTrial:
+    """A failed trial as one pruned before any evaluation: optuna's TPE ranks these last, and leaves failed ones out."""
+    if trial.state != TrialState.FAIL or not trial.params:
+        return trial
+    return create_trial(state=TrialState.PRUNED, params=trial.params, distributions=trial.distributions)
 
 
 class Pruner(abc.ABC):
@@ -192,15 +212,15 @@ class Asha(Pruner):
     reduction: int = 3
 
     def optuna(self, steps: int) -> optuna.pruners.BasePruner:
-        _check_rungs(self.first, self.reduction, steps)
-        return optuna.pruners.SuccessiveHalvingPruner(self.first, self.reduction)
+        return Halving(rungs(self.first, self.reduction, steps), self.reduction)
 
 
 @dataclasses.dataclass(frozen=True)
 class Hyperband(Pruner):
-    """Successive halving in several brackets, from one that prunes at `first` steps to one that never prunes.
+    """Successive halving in several brackets, from one that prunes at `first` steps to one whose only rung is the last.
 
-    Li et al. 2018, https://arxiv.org/abs/1603.06560.
+    Trials fill the brackets in turn, the most aggressive first, and begin again: which one a trial is in depends on its
+    number alone. Li et al. 2018, https://arxiv.org/abs/1603.06560.
 
     Attributes:
       first: the first rung of the most aggressive bracket, in steps.
@@ -211,13 +231,58 @@ class Hyperband(Pruner):
     reduction: int = 3
 
     def optuna(self, steps: int) -> optuna.pruners.BasePruner:
-        _check_rungs(self.first, self.reduction, steps)
-        return optuna.pruners.HyperbandPruner(self.first, steps, self.reduction)
+        found = rungs(self.first, self.reduction, steps)
+        return Halving(found, self.reduction, shares(len(found), self.reduction))
 
 
-def _check_rungs(first: int, reduction: int, steps: int) -> None:
+def rungs(first: int, reduction: int, steps: int) -> tuple[int, ...]:
+    """The rungs of runs of `steps` steps. Raises `UserError` where there are none."""
     if not 1 <= first <= steps or reduction < 2:
         raise UserError(
             f'first of a pruner must be from 1 to the {steps} steps of a run, and reduction at least 2; '
             f'got first={first}, reduction={reduction}'
         )
+    powers = (first * reduction**power for power in itertools.count())
+    return tuple(itertools.takewhile(lambda rung: rung <= steps, powers))
+
+
+def shares(brackets: int, reduction: int) -> tuple[int, ...]:
+    """How many trials each bracket has in a round: `ceil(b r^s / (s + 1))` for `s = b - 1, ..., 0`, of Algorithm 1."""
+    return tuple(math.ceil(brackets * reduction**s / (s + 1)) for s in reversed(range(brackets)))
+
+
+class Halving(optuna.pruners.BasePruner):
+    """Prunes a trial that is not among the best `1 / reduction` of its bracket at a rung that it has reached.
+
+    Bracket `b` has the rungs from number `b` on. A trial is compared when it first reports at a rung or behind it, with
+    the trials that have come there by then; of fewer than `reduction` the best goes on. Rungs without an evaluation
+    between them are one.
+    """
+
+    def __init__(self, steps: Sequence[int], reduction: int, brackets: Sequence[int] = (1,)):
+        self._steps = steps
+        self._reduction = reduction
+        self._bounds = list(itertools.accumulate(brackets))
+
+    def bracket(self, number: int) -> int:
+        """The bracket of a trial."""
+        return bisect.bisect_right(self._bounds, number % self._bounds[-1])
+
+    def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
+        bracket, last = self.bracket(trial.number), trial.last_step
+        if last is None:
+            return False
+        sign = 1.0 if study.direction == StudyDirection.MINIMIZE else -1.0
+        others = [one for one in study.get_trials(deepcopy=False) if self.bracket(one.number) == bracket]
+        for rung in self._steps[bracket:]:
+            if _reported(trial, rung) == last:
+                reached = [(one, _reported(one, rung)) for one in others]
+                values = sorted(sign * one.intermediate_values[at] for one, at in reached if at is not None)
+                if sign * trial.intermediate_values[last] > values[max(len(values) // self._reduction, 1) - 1]:
+                    return True
+        return False
+
+
+def _reported(trial: FrozenTrial, rung: int) -> int | None:
+    """The first step at a rung or behind it at which a trial reported; `None` where it has not come there."""
+    return min((step for step in trial.intermediate_values if step >= rung), default=None)

@@ -13,11 +13,13 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from attnlab.sweep.study import Study, read_confirmation, read_study
+from attnlab.sweep.study import Parts, Study, read_study
 from attnlab.tables import Column, Printer, Table, digits, rendered, visible
 from attnlab.train.report import whole_lines
 
 PAUSE = 1.0
+TABLES = ('trials', 'confirmation')
+"""What the tables of a study and of its confirmation are called."""
 WORDS = {TrialState.COMPLETE: 'done', TrialState.PRUNED: 'pruned', TrialState.FAIL: 'failed'}
 
 
@@ -30,6 +32,7 @@ class TrialStatus:
     settings: Mapping[str, Any]
     seed: int
     step: int
+    steps: int
     value: float | None
     seconds: float | None
     reason: str
@@ -50,14 +53,17 @@ def describe(study: Study, trial: FrozenTrial) -> str:
 
 
 def seconds_left(study: Study, found: list[TrialStatus]) -> float | None:
-    """The estimated seconds to finish with the workers now running, from the median time of completed trials."""
-    done = [row.seconds for row in found if row.state == 'done' and row.seconds is not None]
+    """The estimated seconds to finish with the workers now running, from the median time of a step of completed trials.
+
+    Trials to come are taken to be as long as those begun.
+    """
+    done = [row.seconds / row.steps for row in found if row.state == 'done' and row.seconds is not None]
     running = [row for row in found if row.state == 'running']
     if not done or not running:
         return None
-    steps = study.sweep.base.steps
-    unfinished = sum(1 - row.step / steps for row in found if row.state in ('running', 'interrupted'))
-    return statistics.median(done) * (unfinished + study.sweep.trials - len(found)) / len(running)
+    unfinished = sum(row.steps - row.step for row in found if row.state in ('running', 'interrupted'))
+    to_come = statistics.mean(row.steps for row in found) * (study.sweep.trials - len(found))
+    return statistics.median(done) * (unfinished + to_come) / len(running)
 
 
 def status_table(study: Study, name: str = 'trials') -> Table:
@@ -97,29 +103,23 @@ def live_status(study: Study, console: Console) -> Text:
     return rendered(status_table(study), console.width).append(visible(summary(study, statuses(study))))
 
 
+def live_statuses(parts: Parts, console: Console) -> Group:
+    """The tables of a study and of its confirmation for a terminal."""
+    return Group(*(live_status(one, console) for one in parts.studies()))
+
+
 def show_status(folder: pathlib.Path, storage: str | None, printer: Printer, *, watch: bool = False) -> None:
-    """Prints the table of a study and of its confirmation; with `watch`, refreshes it until the sweep is finished."""
-    shown = {'trials': (study := read_study(folder, storage))}
+    """Prints the table of a study and of its confirmation; with `watch`, refreshes it until both are finished."""
+    parts = Parts(read_study(folder, storage), storage)
     if not watch:
-        for name, one in _with_confirmation(shown, storage).items():
+        for name, one in zip(TABLES, parts.studies(), strict=False):
             printer.table(status_table(one, name))
             printer.line(summary(one, statuses(one)))
         return
-
-    def now() -> Group:
-        return Group(*(live_status(one, printer.console) for one in _with_confirmation(shown, storage).values()))
-
-    with Live(now(), console=printer.console, auto_refresh=False) as live:
-        while not study.finished():
+    with Live(live_statuses(parts, printer.console), console=printer.console, auto_refresh=False) as live:
+        while not parts.finished():
             time.sleep(PAUSE)
-            live.update(now(), refresh=True)
-
-
-def _with_confirmation(shown: dict[str, Study], storage: str | None) -> dict[str, Study]:
-    """The studies by what their tables are called, with that of the confirmation once it has begun, opened once."""
-    if 'confirmation' not in shown and (found := read_confirmation(shown['trials'], storage)) is not None:
-        shown['confirmation'] = found
-    return shown
+            live.update(live_statuses(parts, printer.console), refresh=True)
 
 
 def summary(study: Study, found: list[TrialStatus]) -> str:
@@ -146,6 +146,7 @@ def _status(study: Study, trial: FrozenTrial) -> TrialStatus:
         settings=study.settings(trial),
         seed=study.sweep.seed(trial.number),
         step=_step(study, trial.number),
+        steps=study.setting(trial, 'steps'),
         value=trial.value if trial.value is not None else _last(trial.intermediate_values),
         seconds=notes.get('seconds'),
         reason=notes.get('reason', ''),

@@ -24,6 +24,7 @@ from typing import Any
 
 import optuna
 from ml_collections import ConfigDict
+from ml_collections.config_flags import config_path
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
@@ -133,6 +134,10 @@ class Study:
         drawn = self.drawn(trial)
         return self.sweep.settings(drawn) if len(drawn) == len(self.sweep.space) else {}
 
+    def setting(self, trial: FrozenTrial, key: str) -> Any:
+        """What a key of a trial's run config is, set by the trial or by the base."""
+        return self.settings(trial).get(key, config_path.get_value(key, self.sweep.base))
+
     def workdir(self, number: int) -> pathlib.Path:
         """The run directory of a trial."""
         return workdir(self.folder, number)
@@ -206,7 +211,7 @@ class Study:
             study_name=self._name,
             storage=self._storage,
             sampler=Whole(self.sweep.sampler.optuna(number), free),
-            pruner=optuna.pruners.NopPruner() if pruner is None else pruner.optuna(self.sweep.base.steps),
+            pruner=optuna.pruners.NopPruner() if pruner is None else pruner.optuna(self.sweep.steps),
         )
 
     def _trial_lock(self, number: int) -> Lock:
@@ -224,7 +229,9 @@ def create_study(folder: pathlib.Path, config: ConfigDict, storage: str | None =
     `storage` is the address of a database; without one, trials are kept in the folder. Raises `UserError` where the
     folder belongs to another sweep, naming the keys that differ.
     """
-    read(config)
+    sweep = read(config)
+    if not (folder / 'sweep.json').exists():
+        sweep.check_values()
     _claim_folder(folder, config, storage)
     return open_study(folder, storage)
 
@@ -364,6 +371,27 @@ def confirmation(study: Study, storage: str | None) -> Study | None:
     folder = study.folder / 'confirm'
     _claim_folder(folder, study.sweep.confirmation(study.drawn(best)), storage)
     return open_study(folder, storage, study)
+
+
+class Parts:
+    """A study and its confirmation, which is opened once, when it has begun; both are only looked at."""
+
+    def __init__(self, study: Study, storage: str | None):
+        self._studies = [study]
+        self._storage = storage
+
+    def studies(self) -> list[Study]:
+        """The study and, once it has begun, its confirmation."""
+        study, *confirming = self._studies
+        if not confirming and (found := read_confirmation(study, self._storage)) is not None:
+            self._studies.append(found)
+        return self._studies
+
+    def finished(self) -> bool:
+        """Whether all trials have ended, those of the confirmation that is due too."""
+        study, *confirming = self.studies()
+        due = study.sweep.confirm > 0 and study.best() is not None
+        return study.finished() and len(confirming) >= due and all(one.finished() for one in confirming)
 
 
 def _value(trial: FrozenTrial) -> float:

@@ -67,6 +67,18 @@ class Sweep:
         """The metric of the runs that confirm the best point."""
         return self.reported or self.metric
 
+    @property
+    def steps(self) -> int:
+        """The most steps that a trial takes: those of the base, unless the space sets them."""
+        rows = [settings for kind in self.space.values() for settings in values_of(kind)]
+        return max((settings['steps'] for settings in rows if 'steps' in settings), default=self.base.steps)
+
+    def check_values(self) -> None:
+        """Raises `UserError` for a value of the space that does not fit; `read` looks at the first and the last."""
+        for kind in self.space.values():
+            for settings in values_of(kind):
+                with_settings(self.base, settings)
+
     def seed(self, number: int) -> int:
         """The seed of trial `number`."""
         return self.seeds[self.sampler.seed_index(number, len(self.seeds))]
@@ -195,11 +207,18 @@ def read(config: ConfigDict) -> Sweep:
     trials = sampler.trials(space, built['trials'], len(seeds))
     sweep = Sweep(**built | {'base': base, 'trials': trials})
     for dimension in space.values():
-        for share in (0.0, 0.999999):
-            with_settings(base, dimension.settings(dimension.at_quantile(share)))
+        every = values_of(dimension)
+        for settings in (every[0], every[-1]):
+            with_settings(base, settings)
     if sweep.pruner is not None:
-        sweep.pruner.optuna(base.steps)
+        sweep.pruner.optuna(sweep.steps)
     return sweep
+
+
+def values_of(dimension: Dimension) -> list[dict[str, Any]]:
+    """What a dimension sets: all of its values, or the ends of a range."""
+    every = range(dimension.count) if dimension.count is not None else map(dimension.at_quantile, (0.0, 0.999999))
+    return [dimension.settings(drawn) for drawn in every]
 
 
 def with_settings(base: ConfigDict, settings: Mapping[str, Any]) -> ConfigDict:

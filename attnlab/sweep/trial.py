@@ -4,11 +4,13 @@ import contextlib
 import enum
 import math
 import pathlib
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import jax
+from ml_collections import ConfigDict
 from optuna.trial import TrialState
 from rich.console import Console
 
@@ -17,7 +19,7 @@ from attnlab import files
 from attnlab.config import from_plain, plain
 from attnlab.errors import UserError, nearest, out_of_memory
 from attnlab.sweep.study import Claim, Study, workdir
-from attnlab.sweep.sweep import read
+from attnlab.sweep.sweep import Sweep, read
 from attnlab.sweep.together import Abandoned, Followers, Order, OutOfStep, heard
 from attnlab.tables import plain_console
 from attnlab.train import launch, loop
@@ -47,8 +49,16 @@ class Failed(Exception):
     """The point of the trial cannot be run; the message gives the reason."""
 
 
-def run_trial(study: Study, claim: Claim, programs: Programs, followers: Followers | None = None) -> Outcome:
+def run_trial(
+    study: Study,
+    claim: Claim,
+    programs: Programs,
+    followers: Followers | None = None,
+    stop: threading.Event | None = None,
+) -> Outcome:
     """Runs a claimed trial, from its newest checkpoint if it has one, and records its end; `followers` run it too.
+
+    `stop` is set where it was asked to stop, which may have come too late to end the trial.
 
     Errors caused by the point (a config that cannot be built, a loss that is not finite, too little memory, a bug it
     triggers) fail the trial; errors of the machine (a full disk, a missing data set) are raised, and the trial
@@ -61,7 +71,7 @@ def run_trial(study: Study, claim: Claim, programs: Programs, followers: Followe
     path.parent.mkdir(exist_ok=True)
     with files.appending(path) as file:
         console = plain_console(file=file, width=120)
-        outcome, value, reason = _outcome(study, claim, programs, followers, console)
+        outcome, value, reason = _outcome(study, claim, programs, followers, console, stop)
         if reason is not None:
             console.print(f'failed: {reason}')
     before = claim.notes.get('seconds', 0.0)
@@ -86,12 +96,17 @@ def follow_trial(folder: pathlib.Path, order: Order, programs: Programs) -> None
 
 
 def _outcome(
-    study: Study, claim: Claim, programs: Programs, followers: Followers, console: Console
+    study: Study,
+    claim: Claim,
+    programs: Programs,
+    followers: Followers,
+    console: Console,
+    stop: threading.Event | None,
 ) -> tuple[Outcome, float | None, str | None]:
     """The outcome, with the value of a completed trial and the reason of a failed one."""
     starts = claim.notes.get('starts', [])
     try:
-        value = _value(study, claim, programs, followers, console)
+        value = _value(study, claim, programs, followers, console, stop)
     except (Failed, Unbuildable, loop.NonFinite) as error:
         return Outcome.FAILED, None, str(error)
     except (UserError, OSError):
@@ -108,10 +123,17 @@ def _outcome(
     return Outcome.FAILED, None, reason
 
 
-def _value(study: Study, claim: Claim, programs: Programs, followers: Followers, console: Console) -> float | Outcome:
+def _value(
+    study: Study,
+    claim: Claim,
+    programs: Programs,
+    followers: Followers,
+    console: Console,
+    stop: threading.Event | None,
+) -> float | Outcome:
     """The metric after the last step; PRUNED or STOPPED where the run ended before."""
     sweep = study.sweep
-    config = sweep.config(claim.number, claim.drawn)
+    config = _config(sweep, claim)
     folder = study.workdir(claim.number)
     _check_starts(claim, newest_checkpoint(folder))
     setup, facts = programs.prepare(config)
@@ -122,7 +144,9 @@ def _value(study: Study, claim: Claim, programs: Programs, followers: Followers,
         watch = followers.broadcasting(_watch(claim, sweep.metric, setup.steps))
         followers.run(study.folder, claim.number, claim.drawn)
         try:
-            outcome = launch.train(setup, from_plain(plain(config)), folder, facts, console=console, watch=watch)
+            outcome = launch.train(
+                setup, from_plain(plain(config)), folder, facts, console=console, watch=watch, stop=stop
+            )
         except loop.NonFinite:
             followers.ran()
             raise
@@ -132,6 +156,14 @@ def _value(study: Study, claim: Claim, programs: Programs, followers: Followers,
         if 'pruned_at' not in claim.notes:
             return Outcome.STOPPED
     return Outcome.PRUNED
+
+
+def _config(sweep: Sweep, claim: Claim) -> ConfigDict:
+    """The config of the trial. Raises Failed where its point does not fit, which older versions did not check."""
+    try:
+        return sweep.config(claim.number, claim.drawn)
+    except UserError as error:
+        raise Failed(str(error)) from error
 
 
 def _watch(claim: Claim, metric: str, steps: int) -> loop.Watch:

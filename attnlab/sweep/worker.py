@@ -43,19 +43,20 @@ def work(folder: Path, storage: str | None, console: Console, idle: float = floa
 
 def _lead(folder: Path, storage: str | None, console: Console, idle: float, followers: Followers) -> bool:
     study: Study | None = open_study(folder, storage)
-    programs = Programs()
+    programs, stop = Programs(), threading.Event()
     console.print(f'{socket.gethostname()} {os.getpid()}: at work on {folder}')
     busy = time.monotonic()
     while study is not None:
         claim = study.claim()
         if claim is not None:
             try:
-                outcome = run_trial(study, claim, programs, followers)
+                outcome = run_trial(study, claim, programs, followers, stop)
             finally:
                 claim.release()
             busy = time.monotonic()
             console.print(f'{study.name} {describe(study, study.trials()[claim.number])}')
-            if outcome == Outcome.STOPPED:
+            # A signal may come too late to end its trial; and one to another process of the worker ends it too.
+            if stop.is_set() or outcome == Outcome.STOPPED:
                 console.print('asked to stop; the same command goes on from there')
                 return False
         elif study.finished():

@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 import shlex
+import threading
 import time
 from typing import Any
 
@@ -78,6 +79,7 @@ def train(
     fork: Fork | None = None,
     profile: Profile | None = None,
     watch: loop.Watch = loop.unwatched,
+    stop: threading.Event | None = None,
 ) -> str:
     """Claims the work directory, records the start with the facts of `measured`, and trains; see `loop.train`.
 
@@ -115,6 +117,7 @@ def train(
             flops_per_token=facts['flops_per_token'],
             profile=profile,
             watch=watch,
+            stop=stop,
         )
     return outcome
 

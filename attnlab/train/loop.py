@@ -88,10 +88,12 @@ def train(
     flops_per_token: float | None = None,
     profile: Profile | None = None,
     watch: Watch = unwatched,
+    stop: threading.Event | None = None,
 ) -> tuple[str, TrainState]:
     """Trains to the last step, from the newest checkpoint in `workdir` if there is one.
 
-    The steps of `profile` are traced into `workdir`, which changes no number.
+    The steps of `profile` are traced into `workdir`, which changes no number. `stop` is set by SIGTERM and Ctrl-C, also
+    where the run ends otherwise before it looks: a caller that has more to do looks at it then.
 
     Returns FINISHED, or STOPPED after SIGTERM or by `watch`, which save first; and the state. The state after step n is
     a pure function of the config, wherever and however often the run was interrupted.
@@ -107,7 +109,7 @@ def train(
         steady=setup.optimizer.schedule.steady(setup.steps),
         notify=console.print,
     )
-    with contextlib.closing(checkpoints), _stop_on_signal() as stop:
+    with contextlib.closing(checkpoints), _stop_on_signal(stop) as stop:
         restored = checkpoints.resume_latest(setup.abstract)
         state, carried = restored or (fitted_state(setup, setup.initialize()), {'step': 0, 'sums': {}})
         start = carried['step']
@@ -238,9 +240,9 @@ def _should_stop(stop: threading.Event, number: int) -> bool:
 
 
 @contextlib.contextmanager
-def _stop_on_signal() -> Iterator[threading.Event]:
-    """An event set by the first SIGTERM or Ctrl-C; a second one ends the process as usual."""
-    event = threading.Event()
+def _stop_on_signal(given: threading.Event | None) -> Iterator[threading.Event]:
+    """An event, that given or a new one, set by the first SIGTERM or Ctrl-C; a second one ends the process as usual."""
+    event = threading.Event() if given is None else given
     previous: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def ask(number: int, _: Any) -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from attnlab.cli import main
 from attnlab.compare.runs import by_task, equalities, run_result, short_names, unequal
-from attnlab.compare.runs_figure import costs_figure
+from attnlab.compare.runs_figure import costs_figure, draw_costs
 from attnlab.compare.runs_table import compare_runs
 from attnlab.config import spec
 from attnlab.configuration import config_of
@@ -193,6 +193,13 @@ def test_one_table_one_figure_the_same_twice(made, tmp_path, capsys):
     with pytest.raises(UserError, match='the runs are not matched: MultiQueryRecall: parameters'):
         compare_runs(folders, tmp_path / 'three', Printer(Console()), strict=True)
     assert not (tmp_path / 'three').exists()
+
+
+def test_names_in_the_figure_are_no_formulas(made, tmp_path):
+    names = ('x$y$', r'x$\foo$', '_one')
+    groups = by_task(run_result(read_record(made(name, ACCURATE))) for name in names)
+    draw_costs(groups, tmp_path / 'costs.svg')
+    assert all(f'>{name}<' in (tmp_path / 'costs.svg').read_text() for name in names[:2])
 
 
 def test_the_command_says_what_it_cannot_compare(made, tmp_path, capsys):

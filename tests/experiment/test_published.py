@@ -57,6 +57,19 @@ def test_several_numbers_of_one_protocol_have_a_row_and_a_panel_each():
     assert [len(axes.lines[0].get_xdata()) for axes in PublishedPlot(claims).figure(rows).axes] == [3, 1]
 
 
+def test_seeds_that_are_left_where_others_failed_have_no_interval_and_no_verdict():
+    """Two of five diverged: that the other three agree says nothing of the method."""
+    claims = {'wide': CLAIM, 'deep': CLAIM, 'step': dataclasses.replace(CLAIM, key='over_step')}
+    rows = [{'label': f'{name}-{n}', 'value': 1.87 + n / 100, 'over_step': 1.0} for name in claims for n in range(3)]
+    plot = PublishedPlot(claims, ['wide-3', 'wide-4'])
+    _, wide, deep, step = plot.table(rows)
+    assert wide[2:4] == ['1.8800', '1.8700, 1.8800, 1.8900']
+    assert wide[-1] == 'not comparable: 2 of 5 seeds did not come to their end'
+    assert deep[-1] == 'agrees' and '[' in deep[2]
+    assert step[-1] == 'not comparable: 2 of 11 seeds did not come to their end'
+    assert [len(axes.patches) for axes in plot.figure(rows).axes] == [0, 1, 0]
+
+
 def test_two_numbers_of_the_same_runs_have_a_row_each():
     """The noise is that of `value`, and no part of the interval of the other."""
     claims = {'': CLAIM, 'step': dataclasses.replace(CLAIM, value=0.5, metric='over a step', key='over_step')}

@@ -2,9 +2,11 @@
 
 import io
 import json
+import os
 import pathlib
 import platform
 import shutil
+import signal
 
 import pytest
 from rich.console import Console
@@ -174,6 +176,23 @@ def test_what_is_not_measured_is_and_a_stopped_run_leaves_the_rest(done, tmp_pat
     assert '3 of 3 runs' in results(tmp_path)['README.md'].decode()
 
 
+def test_a_signal_in_the_last_evaluation_of_a_run_stops_the_experiment(done, tmp_path, monkeypatch):
+    """The run is at its end, and is measured; no other is begun."""
+    shutil.copytree(done, tmp_path, dirs_exist_ok=True)
+    slow, fast = (tmp_path / 'runs' / 'toy' / 'cpu' / label for label in ('slow', 'fast'))
+    shutil.rmtree(slow), shutil.rmtree(fast)
+    trained = launch.train
+
+    def signals(step, numbers):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return False
+
+    monkeypatch.setattr(launch, 'train', lambda *given, **named: trained(*given, **named, watch=signals))
+    assert run(tmp_path) == loop.STOPPED
+    assert (slow / 'measured.json').exists() and not fast.exists()
+    assert run(tmp_path) == loop.FINISHED
+
+
 def test_a_run_of_another_config_is_refused(done, tmp_path):
     shutil.copytree(done, tmp_path, dirs_exist_ok=True)
     sweep = tmp_path / 'experiments' / 'toy' / 'sweep.py'
@@ -307,6 +326,20 @@ def test_what_a_finished_run_is_asked(done, tmp_path):
     run(tmp_path)
     found = json.loads((workdir / 'measured.json').read_text())
     assert found['last'] == found['accuracy'][-1][1] and found['size'] == 'cpu' and found['none'] is None
+
+
+def test_a_run_that_failed_is_in_the_verdict_on_a_published_number(done, tmp_path):
+    folder = shutil.copytree(done / 'experiments' / 'toy', tmp_path / 'experiments' / 'toy')
+    shutil.copytree(done / 'runs', tmp_path / 'runs')
+    for label in ('slow', 'fast'):
+        path = tmp_path / 'runs' / 'toy' / 'cpu' / label / 'measured.json'
+        path.write_text(json.dumps(json.loads(path.read_text()) | {'value': 0.5}))
+    claim = "\n\ndef published(size):\n    return Published(value=0.5, metric='accuracy', source='a paper')\n"
+    imported = '\nfrom attnlab.experiment.published import Published\nimport pathlib'
+    (folder / 'sweep.py').write_text(SWEEP.replace('\nimport pathlib', imported) + claim)
+    report_experiment(Experiment(folder, 'cpu'), tmp_path / 'runs', 'command', Console(quiet=True))
+    (line,) = [line for line in (folder / 'README.md').read_text().splitlines() if line.startswith('| accuracy')]
+    assert '| 0.5000 |' in line and 'not comparable: 1 of 3 seeds did not come to their end' in line
 
 
 def test_an_experiment_that_was_stopped_is_not_taken_for_a_finished_one(done, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import io
 import json
 import pathlib
 import platform
+from types import SimpleNamespace
 
 import optuna
 import pytest
@@ -16,6 +17,7 @@ from attnlab.errors import UserError
 from attnlab.experiment import results as results_module
 from attnlab.experiment import studies as study_experiment
 from attnlab.experiment.experiment import Experiment
+from attnlab.experiment.results import provenance
 from attnlab.experiment.studies import report_studies, run_studies, with_baselines
 from attnlab.sweep.study import confirmation, create_study
 from attnlab.sweep.worker import work
@@ -167,6 +169,31 @@ def test_a_study_that_does_not_fit_is_one_line_before_any_runs(experiment, tmp_p
     with pytest.raises(UserError, match=said):
         run_studies(experiment, tmp_path / 'runs', 'command', 1, QUIET)
     assert not (tmp_path / 'runs').exists()
+
+
+def test_a_start_that_ended_in_an_error_leaves_its_time(experiment, tmp_path, monkeypatch):
+    """And where none was left, as after a kill, the report says so."""
+    study = create_study(tmp_path / 'one', experiment.studies()['text']['one'])
+
+    def fails(*_):
+        raise UserError('one worker met an error after the other had run every trial')
+
+    monkeypatch.setattr(study_experiment.launch, 'run_processes', fails)
+    for _ in range(2):
+        with pytest.raises(UserError, match='one worker met an error'):
+            study_experiment._run(study, 1, QUIET)
+    seconds = study.folder / 'seconds.json'
+    assert json.loads(seconds.read_text()) > 0
+    study.workdir(0).mkdir(parents=True)
+    (study.workdir(0) / 'run.json').touch()
+    made = {'device_count': 1, 'device_kind': 'cpu', 'python': '3.13', 'packages': {'jax': '1', 'flax': '1'}}
+    facts = SimpleNamespace(facts=made | {'git': {'commit': None}})
+    monkeypatch.setattr(study_experiment, 'read_record', lambda workdir: facts)
+    known = study_experiment._made(study.folder)
+    seconds.unlink()
+    rows = [known, study_experiment._made(study.folder)]
+    assert provenance(rows[:1], 2, 'command', 'studies').startswith('1 of 2 studies, 0.0 minutes, by `command`')
+    assert provenance(rows, 2, 'command', 'studies').startswith('2 of 2 studies, time unknown, by `command`')
 
 
 def test_a_sweep_that_was_stopped_is_not_reported(experiment, tmp_path, monkeypatch):

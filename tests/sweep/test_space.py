@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from attnlab.config import from_plain, plain, spec
 from attnlab.configuration import config_of
 from attnlab.errors import UserError
-from attnlab.sweep.search import Asha, GridSearch, Hyperband, QuasiRandom, RandomSearch
+from attnlab.sweep.search import Asha, GridSearch, Hyperband, QuasiRandom, RandomSearch, rungs
 from attnlab.sweep.space import Choice, Grid, LogUniform, Uniform, Zip
 from attnlab.sweep.study import create_study
 from attnlab.sweep.sweep import rates_config, read, with_settings
@@ -178,6 +178,25 @@ def test_parts_of_another_kind(key, value, message):
         read(ConfigDict(fields, convert_dict=key == 'space'))
 
 
+@pytest.mark.parametrize(
+    ('size', 'said'),
+    [
+        (spec(Choice, key='model.stack.depth', values=(1, 2.5, 3)), r'2\.5'),
+        (spec(Grid, key='model.stack.depth', values=(1, 2.5, 3)), r'2\.5'),
+        (spec(Zip, together=('model.dim', 'model.stack.depth'), rows=((8, 1), (8, 'two'), (8, 2))), "'two'"),
+    ],
+)
+def test_every_value_is_looked_at_when_a_study_is_made(tmp_path, size, said):
+    """Also those between the first and the last; a study that was made before is read."""
+    config = config_of(TINY)
+    fields = {name: config[name] for name in config} | {'space': ConfigDict({'size': size}, convert_dict=False)}
+    wrong = ConfigDict(fields, convert_dict=False)
+    with pytest.raises(UserError, match=f'the space sets model.stack.depth to {said}'):
+        create_study(tmp_path / 'study', wrong)
+    assert not (tmp_path / 'study').exists()
+    assert read(wrong).space['size'].count == 3
+
+
 def test_what_is_reported_has_the_goal_of_what_is_chosen_by():
     config = config_of(TINY)
     with config.unlocked():
@@ -206,5 +225,5 @@ def test_rates_have_the_seeds_of_the_trials_and_others_that_confirm():
 
 
 def test_rungs():
-    assert Asha(first=2).optuna(8)._min_resource == 2
+    assert rungs(2, 2, 9) == rungs(2, 2, 8) == (2, 4, 8) and rungs(3, 3, 243) == (3, 9, 27, 81, 243)
     assert np.isfinite(LogUniform('a', 1e-300, 1e300).at_quantile(0.5))

@@ -7,15 +7,18 @@ import jax
 import numpy as np
 import optuna
 import pytest
+from ml_collections import ConfigDict
 from optuna.trial import TrialState
 from rich.console import Console
 
 from attnlab import config as configs
-from attnlab.config import from_plain, plain
+from attnlab.config import from_plain, plain, spec
 from attnlab.errors import UserError
 from attnlab.sweep import trial as trials
+from attnlab.sweep.space import Grid
 from attnlab.sweep.status import seconds_left, show_status, statuses
 from attnlab.sweep.study import create_study, open_study
+from attnlab.sweep.sweep import Sweep
 from attnlab.sweep.trial import STARTS, Outcome, run_trial
 from attnlab.tables import Printer
 from attnlab.train import launch
@@ -207,6 +210,22 @@ def test_failures_are_recorded_with_their_reasons_and_the_study_goes_on(make, pr
     assert 'does not divide into config.accumulate=3' in invalid.reason and not study.workdir(1).exists()
 
 
+def test_a_point_that_does_not_fit_fails_its_trial(make, programs, monkeypatch):
+    """In a study that was made before all values were looked at; the next trials are not kept waiting by it."""
+    config = configs.load(make('sampler=grid').folder / 'sweep.json')
+    widths = spec(Grid, key='model.dim', values=(8, 2.5, 8))
+    with config.unlocked():
+        config.seeds, config.space = (0,), ConfigDict({'width': widths}, convert_dict=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(Sweep, 'check_values', lambda sweep: None)
+        study = create_study(make('sampler=grid').folder.parent / 'before', config)
+    while (claim := create_study(study.folder, config).claim()) is not None:
+        run_trial(study, claim, programs)
+        claim.release()
+    assert [row.state for row in statuses(study)] == ['done', 'failed', 'done']
+    assert statuses(study)[1].reason.startswith('the space sets model.dim to 2.5')
+
+
 def test_a_run_that_dies_again_and_again_is_given_up(make, programs):
     study = make('trials=1')
     for start in range(STARTS):
@@ -334,3 +353,14 @@ def test_status(unbroken, capsys, make):
     assert seconds_left(study, statuses(study)) == pytest.approx(30.0)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     assert np.isfinite(statuses(unbroken)[0].seconds)
+
+
+def test_the_time_left_is_of_the_steps_that_trials_take(make):
+    sweep = configs.load(make('sampler=grid').folder / 'sweep.json')
+    with sweep.unlocked():
+        sweep.seeds, sweep.space = (0,), ConfigDict({'steps': spec(Grid, key='steps', values=(24, 48))}, False)
+    study = create_study(make('sampler=grid').folder.parent / 'steps', sweep)
+    first, _ = study.claim(), study.claim()
+    first.note('seconds', 10.0)
+    finish(study, first, 1.0)
+    assert seconds_left(study, statuses(study)) == pytest.approx(20.0)

@@ -255,20 +255,20 @@ def compare_studies(studies: Sequence[Study], by: str, tolerance: float, storage
     names = [name_of(study) for study in studies]
     step = _common_step(studies)
     rows = tuple(_row(name, study, by, storage, step) for name, study in zip(names, studies, strict=True))
-    base, sweep = studies[0].sweep.base, studies[0].sweep
+    sweep, shown = studies[0].sweep, shown_config(studies[0])
     found = Comparison(
         metric=sweep.metric,
         by=by,
         tolerance=tolerance,
         rows=rows,
         reasons=tuple(_reasons(names, studies, rows, by, tolerance)),
-        task=task_name(base.task),
-        baselines=trivial_scores(base, ranked_metric(rows, sweep.metric, sweep.score)),
+        task=task_name(sweep.base.task),
+        baselines=trivial_scores(sweep.base, ranked_metric(rows, sweep.metric, sweep.score)),
         reported=sweep.reported,
     )
     records = [shown_record(study) for study in studies]
     costs = [{} if record is None else _costs(study, record) for study, record in zip(studies, records, strict=True)]
-    matched = matched_cost(by, base.length)
+    matched = matched_cost(by, shown.length)
     return with_sentence(found, costs, [cost for cost in NAMED if cost == matched])
 
 
@@ -310,7 +310,7 @@ def scored(rows: Sequence[StudyResult]) -> str:
 
 
 def _costs(study: Study, record: Record) -> dict[str, float | None]:
-    """Bytes of state at the training length, and operations of the training of a trial."""
+    """Bytes of state at the training length, and operations of the training of the trial that represents the study."""
     return {
         'state_bytes': measured_by(study, record, _state(study)),
         'flops': measured_by(study, record, 'train_flops') * tokens_of(study),
@@ -318,7 +318,7 @@ def _costs(study: Study, record: Record) -> dict[str, float | None]:
 
 
 def _state(study: Study) -> str:
-    return f'state_bytes@{study.sweep.base.length}'
+    return f'state_bytes@{shown_config(study).length}'
 
 
 def ranked_metric(rows: Sequence[StudyResult], metric: str, score: str) -> str:
@@ -450,9 +450,9 @@ def measured_by(study: Study, record: Record | None, by: str) -> float:
 
 
 def tokens_of(study: Study) -> int:
-    """Tokens that one trial trains on, if it runs to the end."""
-    base = study.sweep.base
-    return base.steps * base.batch_size * base.length
+    """Tokens that the trial which represents the study trains on, if it runs to the end."""
+    config = shown_config(study)
+    return int(config.steps * config.batch_size * config.length)
 
 
 def _common_step(studies: Sequence[Study]) -> int:
@@ -464,7 +464,7 @@ def _common_step(studies: Sequence[Study]) -> int:
 def _steps(study: Study, trial: FrozenTrial) -> int:
     """How many steps a trial ran: all, or up to its last report."""
     if trial.state == TrialState.COMPLETE:
-        return study.sweep.base.steps
+        return int(study.setting(trial, 'steps'))
     if trial.last_step is not None:
         return trial.last_step
     workdir = study.workdir(trial.number)
@@ -473,19 +473,25 @@ def _steps(study: Study, trial: FrozenTrial) -> int:
 
 def _row(name: str, study: Study, by: str, storage: str | None, step: int) -> StudyResult:
     record = shown_record(study)
-    base = study.sweep.base
-    points = tuple(_point(study, trial, step) for trial in study.trials() if trial.state.is_finished())
-    tokens = sum(point.steps for point in points) * base.batch_size * base.length
+    ended = [trial for trial in study.trials() if trial.state.is_finished()]
+    points = tuple(_point(study, trial, step) for trial in ended)
+    tokens = [
+        point.steps * study.setting(trial, 'batch_size') * study.setting(trial, 'length')
+        for point, trial in zip(points, ended, strict=True)
+    ]
+    usual = measured_by(study, record, 'train_flops')
+    records = [recorded(study.workdir(trial.number)) for trial in ended]
+    each = [usual if one is None else one.flops_per_token for one in records]
     confirmed, failed, noise = _confirmed(study, storage)
     noise = _noise(record, study.sweep.score) if noise is None else noise
     return StudyResult(
         name=name,
         size=measured_by(study, record, by),
-        flops=measured_by(study, record, 'train_flops') * tokens,
+        flops=float(sum(flops * count for flops, count in zip(each, tokens, strict=True))),
         points=points,
         goal=study.sweep.goal,
         confirmed=confirmed,
-        tokens=tokens,
+        tokens=sum(tokens),
         noise=noise,
         metric=study.sweep.metric,
         score=study.sweep.score,
@@ -507,8 +513,7 @@ STATES = {TrialState.COMPLETE: 'done', TrialState.PRUNED: 'pruned', TrialState.F
 
 
 def _point(study: Study, trial: FrozenTrial, step: int) -> Point:
-    settings = study.settings(trial)
-    rate = settings.get(RATE, study.sweep.base.optimizer.peak_lr)
+    rate = study.setting(trial, RATE)
     reports = trial.intermediate_values
     even = reports[max(at for at in reports if at <= step)] if any(at <= step for at in reports) else None
     seed = study.sweep.seed(trial.number)

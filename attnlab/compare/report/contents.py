@@ -216,7 +216,7 @@ def gather(
         comparison=comparison,
         companion=None if companion is None else companion[0],
         studies=shown,
-        length=studies[0].sweep.base.length,
+        length=shown_config(studies[0]).length,
         device=device,
         equalities=tuple(_equalities(shown, by, tolerance)),
         notices=(*refusals, *_notices(shown, device)),
@@ -350,7 +350,7 @@ def _first_multiple(config: ConfigDict, evaluator: str) -> int:
 
 def _costs(study: Study, trials: Sequence[Trial], measured: Mapping[str, DeviceCost], device: str | None) -> Costs:
     record = shown_record(study)
-    length = study.sweep.base.length
+    length = shown_config(study).length
     speeds = [trial.tokens_per_second for trial in trials if trial.tokens_per_second is not None]
     here = None if device is None else measured.get(device)
     return Costs(

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 from rich.console import Console
 
 from attnlab.cli import main
@@ -22,12 +23,15 @@ from attnlab.compare.report.comparison import (
     print_comparison,
     ranked_metric,
     study_table,
+    tokens_of,
 )
+from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.errors import UserError
 from attnlab.evals.measured import Measured
 from attnlab.experiment.studies import _table
 from attnlab.runs.record import Record
+from attnlab.sweep.space import Zip
 from attnlab.sweep.study import TrialState, confirmation, create_study, read_study
 from attnlab.tables import Printer
 from tests.sweep import tiny
@@ -280,6 +284,30 @@ def test_trials_are_counted_by_the_steps_they_took(tmp_path, monkeypatch):
     assert [point.steps for point in row.points] == [base.steps, 6]
     assert row.tokens == (base.steps + 6) * base.batch_size * base.length and row.flops == 1e3 * row.tokens
     assert [point.even for point in row.points] == [24.0, 24.0] and row.statistics['area'].mean == 24.0
+
+
+def test_trials_are_counted_by_what_they_set(tmp_path, monkeypatch):
+    """Two trials of other batches, steps and widths: the operations of each are those that it recorded."""
+    monkeypatch.setitem(MEASURES, 'train_flops', lambda setup: 1e3)
+    config = tiny.get_config('sampler=grid')
+    rows = ((4, 24, 16), (8, 12, 32), (8, 48, 16))
+    with config.unlocked():
+        config.seeds = (0,)
+        size = spec(Zip, together=('batch_size', 'steps', 'length'), rows=rows)
+        config.space = ConfigDict({'size': size}, convert_dict=False)
+    opened = create_study(tmp_path / 'one', config)
+    records = {}
+    while (claim := opened.claim()) is not None:
+        workdir, facts = opened.workdir(claim.number), {'flops_per_token': 100.0 * (claim.number + 1)}
+        records[workdir] = Record(workdir, config.base, 0, {}, facts, None)
+        opened.tell(claim, TrialState.COMPLETE, 1.0 - claim.number)
+        claim.release()
+    monkeypatch.setattr(comparison, 'recorded', lambda workdir: records.get(workdir))
+    (row,) = compare([tmp_path / 'one'], 'params', 0.01).rows
+    spent = [batch * steps * length for batch, steps, length in rows]
+    assert [point.steps for point in row.points] == [24, 12, 48]
+    assert row.tokens == sum(spent) and row.flops == sum(100 * n * count for n, count in enumerate(spent, 1))
+    assert tokens_of(opened) == spent[2] and opened.sweep.steps == 48
 
 
 @pytest.fixture
