@@ -16,6 +16,8 @@ import jax
 import jaxtyping
 import pytest
 
+from tests import durations
+
 # So many threads XLA has on a CPU; it reads this when it is first asked for one. A warpgroup that waits for another in
 # the interpreter of GPU kernels occupies one, and with as few as there are cores the other may never have its turn.
 os.environ.setdefault('NPROC', '8')
@@ -112,6 +114,44 @@ CASES = {
 tests of its own, and each takes a second or more to compile."""
 
 
+LONG = 1.0
+"""Seconds from which on a test, or a fixture of its module, is left to the night."""
+
+EVERY_TIME = (
+    'compile/test_programs.py::test_steps_are_lowered_for_gpus',
+    'kernels/test_attention_tpu.py::test_interpreted_is_the_reference',
+    'kernels/test_delta_rule_gpu.py::test_interpreted_is_the_reference',
+    'kernels/test_tpu.py::test_a_kernel_compiles',
+    'kernels/test_transformations.py::test_shard_map',
+    'sweep/test_study.py',
+    'test_cli.py',
+    'test_configs.py::test_two_steps',
+    'train/test_checkpoint.py',
+    'train/test_mesh.py::test_two_devices_agree_with_one',
+    'train/test_processes.py',
+    'train/test_resume.py',
+)
+"""What is run every time however long it takes: commands as users type them, and the one test of its kind."""
+
+
+def _night(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """The tests that took long by tests/durations.txt, or whose fixtures did that only tests of their module share."""
+    here = pathlib.Path(__file__).parent
+    found = durations.read(durations.FILE.read_text().splitlines())
+
+    def shared(item: pytest.Item) -> set[tuple[str, str]]:
+        defined = getattr(item, '_fixtureinfo').name2fixturedefs  # noqa: B009
+        last = {name: each[-1] for name, each in defined.items()}
+        return {(one.baseid, name) for name, one in last.items() if one.scope == 'module' and one.baseid in item.nodeid}
+
+    dear = [item for item in items if found.get((item.nodeid, 'setup'), 0) >= LONG]
+    fixtures = set().union(*map(shared, dear))
+    for item in items:
+        always = any(item.nodeid.startswith(f'{here.name}/{name}') for name in EVERY_TIME)
+        if not always and (found.get((item.nodeid, 'call'), 0) >= LONG or item in dear or shared(item) & fixtures):
+            yield item
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the cases that are run nightly."""
@@ -123,3 +163,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             seen[name] += 1
             if seen[name] > CASES[name]:
                 item.add_marker(pytest.mark.slow)
+    for item in _night(items):
+        item.add_marker(pytest.mark.slow)
