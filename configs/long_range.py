@@ -196,9 +196,10 @@ def _s5(
     overrides: tuple[Override, ...] = READS_DECAY,
     *,
     multiplied: str = 'activated',
+    greatest: float | None = None,
     **system: Any,
 ) -> dict[str, Any]:
-    found = _s4(overrides, blocks=blocks, **system)
+    found = _s4(overrides, blocks=blocks, greatest=greatest, **system)
     return {**found, 'sizes': {'state': state, 'readout.multiplied': multiplied, **found['sizes']}}
 
 
@@ -246,7 +247,8 @@ PUBLISHED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         'pathfinder128': _s4(low=1e-4, starts=('inv',)),
     },
     # The released scripts (Smith et al. 2023, https://arxiv.org/abs/2208.04933), epochs as steps: what outputs C start
-    # as, what the gate multiplies, which of time scales, B and C are trained at which rate, and which of them decay.
+    # as, what the gate multiplies, whether eigenvalues are clipped, which of time scales, B and C are trained at which
+    # rate, and which of them decay.
     's5': {
         'listops': dict(
             steps=76_800, batch_size=50, peak_lr=3e-3, weight_decay=0.04, warmup=1_920.0,
