@@ -31,6 +31,8 @@ from attnlab.nn.temperatures import LogLength, RootLength
 from attnlab.testing.contract import compare_with_differences
 from attnlab.testing.noise import noise
 from attnlab.testing.tolerances import assert_close
+from attnlab.train.optimizer import Muon
+from attnlab.train.schedule import Constant
 from attnlab.zoo import ZOO
 from pallas_kernels import ClippedSoftmax, Relu, Softmax
 from pallas_kernels.attention import maps
@@ -327,6 +329,16 @@ def test_a_read_of_one_head_by_hand():
     part.own[...], part.read[...], part.mean[...] = jnp.array([2.0]), jnp.array([3.0]), jnp.array([5.0])
     one = jnp.ones((1, 1, 1, 1))
     np.testing.assert_allclose(part(one, 10 * one, 100 * one), 2 + 30 - 500)
+
+
+def test_muon_orthogonalises_the_maps_of_gates_head_by_head():
+    """What one head's gate learns does not depend on the gradients of another's."""
+    gate = SliceMLPGate(8, heads=2, channels=5, rngs=nnx.Rngs(0))
+    params = nnx.state(gate, nnx.Param)
+    transform = Muon(peak_lr=1.0, schedule=Constant(), weight_decay=0.0, clip=None).transform(params, 10)
+    first, other = (jax.tree.map(jnp.ones_like, params), jax.tree.map(lambda p: jnp.ones_like(p).at[1].mul(-3), params))
+    moved = [transform.update(each, transform.init(params), params)[0] for each in (first, other)]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b[0], rtol=1e-5), *moved)
 
 
 def test_gates_by_hand():
