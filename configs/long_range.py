@@ -478,7 +478,7 @@ def get_config(arg: str = '') -> ConfigDict:
             schedule=run.schedule(warmup=run.warmup),
             weight_decay=run.weight_decay,
             groups=Groups(dynamics=Group(lr=min(1.0, run.dynamics_lr / run.peak_lr), weight_decay=0.0)),
-            overrides=run.overrides,
+            overrides=_of_slow(run.overrides) if chosen['fast'] else run.overrides,
         ),
         evals=(spec(BySlice, cadence=spec(EveryNSteps, n=evaluated), multiples=(1,), examples=run.examples),),
         save_every=evaluated,
@@ -534,6 +534,11 @@ def _two_rates(recipe: Recipe, run: Setting, chosen: Mapping[str, str]) -> Confi
         slow=_stack(recipe, dataclasses.replace(run, length=-(-run.length // rate))),
         window=rate,
     )
+
+
+def _of_slow(overrides: tuple[Override, ...]) -> tuple[Override, ...]:
+    """Overrides of a recipe's parameters, for its stack of summaries alone."""
+    return tuple(dataclasses.replace(each, pattern=f'stack/slow/{each.pattern}') for each in overrides)
 
 
 def _stack(recipe: Recipe, run: Setting) -> ConfigDict:

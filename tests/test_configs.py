@@ -315,6 +315,19 @@ def test_long_range_at_two_rates(argument, depths):
             long_range.get_config(f'task=listops,size=smoke,zoo=mamba,fast=s4{more}')
 
 
+def test_long_range_trains_what_is_published_of_a_recipe_in_its_own_stack_alone():
+    """At two rates, `D` of the other recipe has no weight decay, as without `fast`."""
+    config = long_range.get_config('task=listops,zoo=s4,fast=mamba')
+    with config.unlocked():
+        config.model.dim = 8
+    setup = prepare(config)
+    found = setup.optimizer.multipliers(setup.abstract.params)
+    slow, fast = ({p: g for p, g in found.items() if p.startswith(f'stack/{name}/')} for name in ('slow', 'fast'))
+    decayed = {path.rpartition('/')[2] for path, group in slow.items() if group.weight_decay}
+    assert {'C', 'D'} <= decayed and slow['stack/slow/blocks/0/mixer/system/log_step'].lr == 1.0
+    assert fast['stack/fast/blocks/0/mixer/D'] == setup.optimizer.groups.dynamics
+
+
 def test_a_rate_is_of_a_second_recipe():
     for rate in ('banana', '10'):
         with pytest.raises(UserError, match=f'rate={rate} is of fast=RECIPE, which is not given'):
