@@ -693,6 +693,16 @@ BY_HAND = {
 }
 
 
+def test_time_scales_have_a_rate_of_their_own_on_long_ranges_and_images_alone():
+    for config in (
+        language.get_config('zoo=s5'), recall.get_config('zoo=s5'), series.get_config('zoo=s5'),
+        series.get_config('task=classification,zoo=s5'),
+    ):  # fmt: skip
+        assert config.optimizer.groups.dynamics.lr == 1
+    for config in (long_range.get_config('zoo=s5,size=smoke'), images.get_config('zoo=s5,data=count')):
+        assert config.optimizer.groups.dynamics.lr * config.optimizer.peak_lr == pytest.approx(1e-3)
+
+
 @pytest.mark.parametrize(('name', 'task'), BY_HAND)
 def test_long_range_is_trained_as_papers_do(name, task):
     config = long_range.get_config(f'task={task},zoo={name},size=full')
