@@ -11,6 +11,7 @@ from flax import nnx
 
 import attnlab
 import pallas_kernels
+from attnlab.config import build
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.dense import ScoreRows, softmax
@@ -21,10 +22,11 @@ from attnlab.mixers.softmax.attention import Attention
 from attnlab.nn.decays import ForgetGate
 from attnlab.nn.dense_maps import AdaptiveEntmax, GumbelSoftmax, NoisySmallTemperature, NoisySoftmax
 from attnlab.nn.gates import ChannelGate, HeadGate, SliceGate, SliceMLPGate
-from attnlab.nn.norms import HeadRMSNorm
+from attnlab.nn.norms import HeadOffsetRMSNorm, HeadRMSNorm
 from attnlab.nn.penalties import RowPenalty
-from attnlab.nn.positions import Alibi
+from attnlab.nn.positions import Alibi, Rope
 from attnlab.nn.preludes import TokenShift
+from attnlab.nn.projections import Linear
 from attnlab.nn.reads import ShapedRead
 from attnlab.nn.sinks import LearnedSink
 from attnlab.nn.temperatures import LogLength, RootLength
@@ -52,7 +54,7 @@ def rows(scores=SCORES, visible=None, limits=None) -> ScoreRows:
 
 
 def make(recipe: str, **overrides) -> Attention:
-    return attnlab.make_mixer(recipe, DIM, heads=HEADS, rngs=nnx.Rngs(0), **overrides)
+    return attnlab.make_mixer(recipe, DIM, **{'heads': HEADS, **overrides}, rngs=nnx.Rngs(0))
 
 
 @jax.jit
@@ -282,6 +284,17 @@ def test_special_cases_are_other_recipes():
     found = dict(zip(map(id, mixers), outputs(mixers, x), strict=True))
     for place, (one, other) in enumerate(pairs):
         assert_close(found[id(one)], found[id(other)], dtype=x.dtype, reduction=DIM * T, what=f'y of pair {place}')
+
+
+def test_attention_of_qwen3_next_with_open_gates_is_grouped_query_attention():
+    factory = build(ZOO['qwen3_next'].pattern[3])
+    mixer = factory(DIM, heads=2, rngs=nnx.Rngs(0))
+    parts = {'qk_norm': HeadOffsetRMSNorm, 'position': Rope(base=1e7, fraction=0.25)}
+    plain = with_parameters_of(make('gqa', heads=2, kv_heads=1, **parts), mixer)
+    mixer.gate.linear = Linear(DIM, DIM, bias=True, rngs=nnx.Rngs(0))
+    mixer.gate.linear.bias[...] = jnp.full(DIM, 1e3)
+    found, expected = outputs([mixer, plain], noise(2, T, DIM))
+    assert_close(found, expected, dtype=found.dtype, reduction=DIM * T, what='y')
 
 
 def test_forget_gates_by_hand():
