@@ -11,7 +11,6 @@ from flax import nnx
 
 import attnlab
 import pallas_kernels
-from attnlab.config import build
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.dense import ScoreRows, softmax
@@ -287,8 +286,8 @@ def test_special_cases_are_other_recipes():
 
 
 def test_attention_of_qwen3_next_with_open_gates_is_grouped_query_attention():
-    factory = build(ZOO['qwen3_next'].pattern[3])
-    mixer = factory(DIM, heads=2, rngs=nnx.Rngs(0))
+    assert ZOO['gated_attention_qwen'].spec == ZOO['qwen3_next'].pattern[3]
+    mixer = make('gated_attention_qwen', heads=2)
     parts = {'qk_norm': HeadOffsetRMSNorm, 'position': Rope(base=1e7, fraction=0.25)}
     plain = with_parameters_of(make('gqa', heads=2, kv_heads=1, **parts), mixer)
     mixer.gate.linear = Linear(DIM, DIM, bias=True, rngs=nnx.Rngs(0))
