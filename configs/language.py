@@ -16,6 +16,9 @@ training begins with:
 
     attnlab train --config=language:zoo=gla,optimizer=lion,schedule=wsd --workdir=runs/gla-lion
 
+Time scales are trained at the rate of the rest, as those of Mamba, GLA and RG-LRU are in language modelling;
+`--config.optimizer.groups.dynamics.lr=0.1` gives them a tenth of it, as S4 and S5 have it (decision 313).
+
 Claim: with no arguments, 2 CPU cores and five minutes, validation loss falls below 2.74 bits per byte, that of an
 interpolated trigram model of the same text (`docs/benchmarks.md`).
 """

@@ -196,9 +196,10 @@ def _s5(
     overrides: tuple[Override, ...] = READS_DECAY,
     *,
     multiplied: str = 'activated',
+    greatest: float | None = None,
     **system: Any,
 ) -> dict[str, Any]:
-    found = _s4(overrides, blocks=blocks, **system)
+    found = _s4(overrides, blocks=blocks, greatest=greatest, **system)
     return {**found, 'sizes': {'state': state, 'readout.multiplied': multiplied, **found['sizes']}}
 
 
@@ -246,7 +247,8 @@ PUBLISHED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         'pathfinder128': _s4(low=1e-4, starts=('inv',)),
     },
     # The released scripts (Smith et al. 2023, https://arxiv.org/abs/2208.04933), epochs as steps: what outputs C start
-    # as, what the gate multiplies, which of time scales, B and C are trained at which rate, and which of them decay.
+    # as, what the gate multiplies, whether eigenvalues are clipped, which of time scales, B and C are trained at which
+    # rate, and which of them decay.
     's5': {
         'listops': dict(
             steps=76_800, batch_size=50, peak_lr=3e-3, weight_decay=0.04, warmup=1_920.0,
@@ -476,7 +478,7 @@ def get_config(arg: str = '') -> ConfigDict:
             schedule=run.schedule(warmup=run.warmup),
             weight_decay=run.weight_decay,
             groups=Groups(dynamics=Group(lr=min(1.0, run.dynamics_lr / run.peak_lr), weight_decay=0.0)),
-            overrides=run.overrides,
+            overrides=_of_slow(run.overrides) if chosen['fast'] else run.overrides,
         ),
         evals=(spec(BySlice, cadence=spec(EveryNSteps, n=evaluated), multiples=(1,), examples=run.examples),),
         save_every=evaluated,
@@ -532,6 +534,11 @@ def _two_rates(recipe: Recipe, run: Setting, chosen: Mapping[str, str]) -> Confi
         slow=_stack(recipe, dataclasses.replace(run, length=-(-run.length // rate))),
         window=rate,
     )
+
+
+def _of_slow(overrides: tuple[Override, ...]) -> tuple[Override, ...]:
+    """Overrides of a recipe's parameters, for its stack of summaries alone."""
+    return tuple(dataclasses.replace(each, pattern=f'stack/slow/{each.pattern}') for each in overrides)
 
 
 def _stack(recipe: Recipe, run: Setting) -> ConfigDict:

@@ -8,7 +8,8 @@ layers alternate between a short gated convolution and the recipe: a convolution
 which many mixers cannot do alone, so that papers on recall put one into every model (Arora et al. 2023); other values
 are those of `attnlab.zoo.chosen.convolved`: `none`, `canon` or some of its points. `optimizer`,
 `schedule`, `rounding` and `init` are as in `configs/language.py`. `thoughts=continuous` has `task=signed_sums` think in
-mixtures of tokens before it answers (`attnlab.tasks.thoughts`).
+mixtures of tokens before it answers (`attnlab.tasks.thoughts`). Time scales are trained at the rate of the rest;
+`--config.optimizer.groups.dynamics.lr=0.1` gives them a tenth of it (decision 313).
 
 Every run is evaluated on named slices: 1x, 2x and 4x the length trained on, and the task's own difficulties.
 """

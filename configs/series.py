@@ -51,7 +51,8 @@ window at three scales, for each of which adapters and a head are trained.
 
 `head` is one of those of real numbers that `attnlab zoo --heads` lists, or `affine`, the default; `quantiles`,
 `mixture_density`, `c51` and `iqn` predict distributions, whose CRPS and coverage are then reported. `size`,
-`optimizer`, `schedule` and `rounding` are as in `configs/images.py`.
+`optimizer`, `schedule` and `rounding` are as in `configs/images.py`. Time scales are trained at the rate of the rest,
+where images have them at 1e-3 at most (decision 313).
 """
 
 import dataclasses

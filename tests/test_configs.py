@@ -315,6 +315,19 @@ def test_long_range_at_two_rates(argument, depths):
             long_range.get_config(f'task=listops,size=smoke,zoo=mamba,fast=s4{more}')
 
 
+def test_long_range_trains_what_is_published_of_a_recipe_in_its_own_stack_alone():
+    """At two rates, `D` of the other recipe has no weight decay, as without `fast`."""
+    config = long_range.get_config('task=listops,zoo=s4,fast=mamba')
+    with config.unlocked():
+        config.model.dim = 8
+    setup = prepare(config)
+    found = setup.optimizer.multipliers(setup.abstract.params)
+    slow, fast = ({p: g for p, g in found.items() if p.startswith(f'stack/{name}/')} for name in ('slow', 'fast'))
+    decayed = {path.rpartition('/')[2] for path, group in slow.items() if group.weight_decay}
+    assert {'C', 'D'} <= decayed and slow['stack/slow/blocks/0/mixer/system/log_step'].lr == 1.0
+    assert fast['stack/fast/blocks/0/mixer/D'] == setup.optimizer.groups.dynamics
+
+
 def test_a_rate_is_of_a_second_recipe():
     for rate in ('banana', '10'):
         with pytest.raises(UserError, match=f'rate={rate} is of fast=RECIPE, which is not given'):
@@ -678,6 +691,16 @@ BY_HAND = {
     ('mha', 'pathfinder'): (512, 0.0, 0.2, 312, 62_400, 0.001, 0.001),
     ('mha', 'pathfinder128'): (64, 0.0, 0.1, 2_500, 500_000, 0.001, 0.001),
 }
+
+
+def test_time_scales_have_a_rate_of_their_own_on_long_ranges_and_images_alone():
+    for config in (
+        language.get_config('zoo=s5'), recall.get_config('zoo=s5'), series.get_config('zoo=s5'),
+        series.get_config('task=classification,zoo=s5'),
+    ):  # fmt: skip
+        assert config.optimizer.groups.dynamics.lr == 1
+    for config in (long_range.get_config('zoo=s5,size=smoke'), images.get_config('zoo=s5,data=count')):
+        assert config.optimizer.groups.dynamics.lr * config.optimizer.peak_lr == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize(('name', 'task'), BY_HAND)

@@ -126,7 +126,8 @@ class SliceMLPGate(Module):
         self.up = _per_slice(dim, heads, hidden, rngs)
         self.up_bias = param(nnx.initializers.zeros, (heads, hidden), axes=('heads', None), group='vector', rngs=rngs)
         weight = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal', in_axis=1, out_axis=0)
-        self.down = param(weight, (heads, hidden), axes=('heads', None), rngs=rngs)
+        # One vector a head: as a matrix it would be orthogonalised over the heads.
+        self.down = param(weight, (heads, hidden), axes=('heads', None), group='vector', rngs=rngs)
         self.bias = _bias_of(0.5, heads, rngs)
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t h 1']:

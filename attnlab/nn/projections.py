@@ -25,6 +25,7 @@ class Linear(Module):
 
     Parameters are float32 and cast to the type of `x` where they are used. `axes` names the dimensions of the
     weight; a map to `embed` is the last of a residual branch. `usual` says that it was drawn as maps usually are.
+    `group` is that of the weight; biases are of the group `vector`, or with their weight of `dynamics`.
     """
 
     def __init__(
@@ -40,8 +41,8 @@ class Linear(Module):
     ):
         self.axes, self.usual = axes, initializer is fan_in_normal
         self.weight = param(initializer, (dim_in, dim_out), axes=axes, group=group, rngs=rngs)
-        zeros = nnx.initializers.zeros
-        self.bias = param(zeros, (dim_out,), axes=(axes[1],), group='vector', rngs=rngs) if bias else None
+        zeros, beside = nnx.initializers.zeros, 'dynamics' if group == 'dynamics' else 'vector'
+        self.bias = param(zeros, (dim_out,), axes=(axes[1],), group=beside, rngs=rngs) if bias else None
 
     def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b f']:
         return self.apply(self.inputs(x), self.matrix())

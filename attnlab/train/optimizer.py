@@ -45,8 +45,9 @@ class Group:
 class Groups:
     """The multipliers of each group in `attnlab.nn.parameter.GROUPS`; every parameter is annotated with its group.
 
-    Gains, biases and the time scales of a recurrence do not decay. S4 and S5 also train their time scales at a lower
-    rate, at most 1e-3: use an `lr` of 0.1 to 0.5 for `dynamics` (Gu et al. 2022, https://arxiv.org/abs/2111.00396).
+    Gains, biases and the time scales of a recurrence do not decay. Time scales are trained at the rate of the rest,
+    as in language models of Mamba or GLA. S4 and S5 train theirs at a lower one, at most 1e-3, as the configs of long
+    ranges and of images do: an `lr` of 0.1 to 0.5 for `dynamics` (Gu et al. 2022, https://arxiv.org/abs/2111.00396).
     """
 
     matrix: Group = Group()

@@ -12,14 +12,15 @@ from attnlab.mixers.state_space.selective import SelectiveSSM, StateSpaceDual
 from attnlab.nn.decays import SlopeDecay, StepDecay
 from attnlab.nn.decoupled import SharedKey
 from attnlab.nn.feature_maps import Taylor, UnitNorm
-from attnlab.nn.gates import ChannelGate, OutputGate, WriteStrength
+from attnlab.nn.gates import OutputGate, WriteStrength
 from attnlab.nn.initialization import Initialization
-from attnlab.nn.norms import HeadOffsetRMSNorm, OffsetRMSNorm, RMSNorm
+from attnlab.nn.norms import OffsetRMSNorm, RMSNorm
 from attnlab.nn.positions import Rope
 from attnlab.nn.preludes import Activation, ShortConv
 from attnlab.zoo.linear import LINEAR
 from attnlab.zoo.recipe import UNTOUCHED_SCALED, Recipe, Start
 from attnlab.zoo.recurrent import RECURRENT
+from attnlab.zoo.softmax.parts import PARTS
 from attnlab.zoo.state_space import STATE_SPACE
 
 RG_LRU = RECURRENT['rg_lru'].spec
@@ -127,16 +128,7 @@ HYBRIDS = {
         ),
     ),
     'qwen3_next': Recipe(
-        spec=(
-            *[GATED_DELTA_NET] * 3,
-            spec(
-                Attention,
-                kv_heads=1,
-                qk_norm=spec(HeadOffsetRMSNorm),
-                position=Rope(base=1e7, fraction=0.25),
-                gate=spec(ChannelGate),
-            ),
-        ),
+        spec=(*[GATED_DELTA_NET] * 3, PARTS['gated_attention_qwen'].spec),
         cite='Qwen Team 2025, https://qwen.ai/blog?id=qwen3-next',
         causal=True,
         streaming=True,

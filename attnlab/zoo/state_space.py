@@ -188,7 +188,7 @@ STATE_SPACE = {
         ),
     ),
     's5': Recipe(
-        spec=spec(StructuredSSM, system=spec(SharedSystem, blocks=4), readout=spec(SelfGate)),
+        spec=spec(StructuredSSM, system=spec(SharedSystem, blocks=4, greatest=-1e-4), readout=spec(SelfGate)),
         cite='Smith et al. 2023, https://arxiv.org/abs/2208.04933',
         causal=True,
         bidirectional=True,
@@ -202,7 +202,9 @@ STATE_SPACE = {
             '`state` counts real states, twice the modes. Outputs C start truncated normal in the basis of LegS, one '
             'of three starts of the released code (`system.outputs`), and have no weight decay but at `size=full` of '
             'configs/long_range.py; of its readouts `half_glu1` follows, `half_glu2` with `readout.multiplied=given`. '
-            'Eigenvalues are free; `system.greatest=-1e-4` clips them as the code does on request.'
+            'Real parts of eigenvalues are clipped at -1e-4, as the released code recommends for lengths without '
+            'bound. `system.greatest=None` leaves them free, as its scripts but that of CIFAR-10 and `size=full` do, '
+            'and training may then move them to growth.'
         ),
     ),
     'lru': Recipe(

@@ -9,7 +9,7 @@ from attnlab.mixers.softmax.shaped import ShapedAttention
 from attnlab.nn.decays import ForgetGate
 from attnlab.nn.gates import ChannelGate, HeadGate, SliceGate, SliceMLPGate
 from attnlab.nn.initialization import Initialization
-from attnlab.nn.norms import HeadRMSNorm
+from attnlab.nn.norms import HeadOffsetRMSNorm, HeadRMSNorm
 from attnlab.nn.penalties import RowPenalty
 from attnlab.nn.positions import Rope
 from attnlab.nn.preludes import TokenShift
@@ -67,6 +67,17 @@ PARTS = {
         'init=paper at a half and with the linear maps of PyTorch, where the released code leaves them.',
         start=Start(maps=Initialization(linear=PYTORCH), arguments={'gate.start': 0.5}),
         gate=spec(HeadGate),
+    ),
+    'gated_attention_qwen': attention_with(
+        'Qiu et al. 2025, https://arxiv.org/abs/2505.06708; Qwen Team 2025, https://qwen.ai/blog?id=qwen3-next',
+        'The attention layer of qwen3_next: a gate for every channel of what heads have read, from the whole input, '
+        'the elementwise one of the paper; norms of queries and keys with gains 1 + w; a quarter of the channels '
+        'rotated; one key/value head. In a hybrid of that kind: `zoo=3*gated_delta_net+gated_attention_qwen`.',
+        claims={'small': {'heads': 2}},
+        kv_heads=1,
+        qk_norm=spec(HeadOffsetRMSNorm),
+        position=Rope(base=1e7, fraction=0.25),
+        gate=spec(ChannelGate),
     ),
     'forgetting': attention_with(
         'Lin et al. 2025, https://arxiv.org/abs/2503.02130',

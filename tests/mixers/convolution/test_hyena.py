@@ -67,6 +67,12 @@ def test_the_operator_is_that_of_the_paper(order, bands):
         np.testing.assert_allclose(y[0], by_hand(mixer, np.asarray(x[0]), np.asarray(mixed[0])), rtol=1e-9, atol=1e-9)
 
 
+def test_the_whole_network_of_a_filter_is_of_the_group_dynamics():
+    """Weights, biases and frequencies, as the released code trains them; the last map has no bias."""
+    filters = nnx.to_flat_state(nnx.state(ImplicitFilter(DIM, length=10, rngs=nnx.Rngs(0)), nnx.Param))
+    assert len(filters) == 8 and {parameter.get_metadata()['group'] for _, parameter in filters} == {'dynamics'}
+
+
 def test_a_call_too_long_is_refused_and_a_stream_too_long_is_nan():
     mixer = Hyena(DIM, length=8, rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match='9 tokens do not fit in a state of length 8'):

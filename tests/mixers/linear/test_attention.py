@@ -298,6 +298,24 @@ def test_a_lower_bound_keeps_the_forget_gate_open():
     check_layer('hgrn2', hgrn2, gates=build(spec(TiedKeys, lower_bound=0.4)))
 
 
+def test_where_logits_have_no_lower_end_forget_gates_of_hgrn2_are_at_their_bound():
+    """A memory that fades by the bound with every token, keys of what that leaves free, and gradients without NaN."""
+    mixer = recipe('hgrn2', gates=build(spec(TiedKeys, lower_bound=0.4)))
+    x, ctx = batch(np.ones((1, LENGTH), int))
+    q, v = (heads(apply(linear, np.asarray(x[0]))) for linear in (mixer.query, mixer.value))
+    weights = 0.6 * np.tril(0.4 ** (np.arange(LENGTH)[:, None] - np.arange(LENGTH)))
+    out = np.einsum('thk,ts,shv->thv', silu(q), weights, v).reshape(LENGTH, -1) / np.sqrt(DIM // HEADS)
+    out = out / np.sqrt((out**2).mean(-1, keepdims=True) + 1e-5) * np.asarray(mixer.joint_norm.scale[...])
+    for logit in (-1e4, -np.inf):
+        mixer.key = lambda x, logit=logit: jnp.full_like(x, logit)
+        np.testing.assert_allclose(mixer(x, ctx)[0][0], apply(mixer.output, out), rtol=1e-9, atol=1e-9)
+    gates = mixer.gates
+    for logit in (-1e4, -np.inf):
+        k = jnp.full((1, 1, 1, 2), logit)
+        slope = jax.grad(lambda k: sum(jnp.sum(each) for each in gates._tied(k)))(k)
+        np.testing.assert_array_equal(slope, 0)
+
+
 def test_widths_of_the_papers():
     assert recipe('retnet').value.weight.shape == (DIM, 2 * DIM)
     assert recipe('gla').key.weight.shape == (DIM, DIM // 2)

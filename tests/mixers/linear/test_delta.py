@@ -12,7 +12,7 @@ from flax import nnx
 from attnlab.config import build, spec
 from attnlab.errors import UserError
 from attnlab.mixers.linear.attention import LinearAttention
-from attnlab.mixers.linear.write import Delta, PreconditionedDelta
+from attnlab.mixers.linear.write import Additive, Delta, PreconditionedDelta
 from attnlab.nn.decays import LowRankStepDecay, StepDecay
 from attnlab.nn.feature_maps import SumNorm
 from attnlab.nn.gates import ChannelStrengths, LowRankGate, Moment, Terms, WriteStrength
@@ -187,6 +187,13 @@ def preconditioned_gdn(mixer: LinearAttention, x: np.ndarray, base: float = 1.5)
     return gated_output(mixer, out, x)
 
 
+def sharing(mixer: LinearAttention, other: LinearAttention) -> LinearAttention:
+    """The mixer with the other's projections, convolutions, norm and output gate."""
+    for name in ('query', 'key', 'value', 'preludes', 'norm', 'gate', 'output'):
+        setattr(mixer, name, getattr(other, name))
+    return mixer
+
+
 def test_the_preconditioned_layer_is_that_of_the_paper():
     check_layer('preconditioned_gdn', preconditioned_gdn)
     check_layer('preconditioned_gdn', preconditioned_gdn, decay=LowRankStepDecay)
@@ -244,6 +251,41 @@ def test_gated_delta_net2_with_equal_strengths_is_kda():
     mixer.gates = WriteStrength(DIM, heads=HEADS, key_dim=4, value_dim=4, rngs=nnx.Rngs(0))
     mixer.gates.linear.weight[...] = jnp.zeros_like(mixer.gates.linear.weight[...])
     np.testing.assert_allclose(apart, mixer(x, ctx)[0], rtol=1e-12, atol=1e-12)
+
+
+def test_gated_delta_net2_with_equal_strengths_and_one_decay_a_head_is_gated_delta_net():
+    mixer = recipe('gated_delta_net2')
+    other = sharing(recipe('gated_delta_net', key_ratio=1.0, value_ratio=1.0), mixer)
+    for linear in (mixer.gates.erase, mixer.gates.write, other.gates.linear, mixer.decay.up, other.decay.linear):
+        linear.weight[...] = jnp.zeros_like(linear.weight[...])
+    bias = other.decay.step_size.bias[...]
+    mixer.decay.step_size.bias[...] = jnp.repeat(bias, DIM // HEADS)
+    other.decay.A_log[...] = mixer.decay.A_log[...]
+    x, ctx = batch()
+    np.testing.assert_allclose(mixer(x, ctx)[0], other(x, ctx)[0], rtol=1e-12, atol=1e-12)
+
+
+def test_gated_delta_net2_that_erases_nothing_is_gated_linear_attention():
+    mixer = recipe('gated_delta_net2')
+    mixer.gates.scale = 0.0
+    x, ctx = batch()
+    found, _ = mixer(x, ctx)
+    mixer.write = Additive()
+    np.testing.assert_allclose(found, mixer(x, ctx)[0], rtol=1e-12, atol=1e-12)
+
+
+def test_comba_without_correction_that_erases_all_of_what_has_decayed_is_gated_delta_net():
+    mixer = recipe('comba')
+    mixer.feature_map.part[...] = jnp.zeros_like(mixer.feature_map.part[...])
+    mixer.gates.part[...] = jnp.full(HEADS, jnp.inf)
+    other = sharing(recipe('gated_delta_net'), mixer)
+    other.decay, other.gates = mixer.decay, mixer.gates.strength
+    x, ctx = batch()
+    early, _ = mixer(x, ctx)
+    mixer.write = Delta()
+    late, expected = mixer(x, ctx)[0], other(x, ctx)[0]
+    np.testing.assert_allclose(late, expected, rtol=1e-12, atol=1e-12)
+    assert np.abs(early - expected).max() > 1e-3
 
 
 def test_without_decay_and_correction_comba_that_erases_all_is_the_delta_rule():

@@ -3,13 +3,14 @@
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from attnlab.errors import UserError
 from attnlab.mixers.linear.inline import InLine
-from attnlab.nn.feature_maps import EluPlusOne
-from tests.mixers.linear.equations import DIM, HEADS, apply, check_layer, heads, recipe
+from attnlab.nn.feature_maps import EluPlusOne, FixedMap
+from tests.mixers.linear.equations import DIM, HEADS, apply, batch, check_layer, heads, recipe
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +50,28 @@ def test_the_layer_is_that_of_the_paper():
 def test_with_a_feature_map():
     elu = np.vectorize(lambda x: x + 1 if x > 0 else math.exp(x))
     check_layer('inline', lambda mixer, x: inline(mixer, x, elu), feature_map=EluPlusOne())
+
+
+class Positive(FixedMap):
+    """Positively homogeneous: a multiple of a query has the same multiple of features."""
+
+    def apply(self, x):
+        return jax.nn.relu(x)
+
+
+def test_it_tells_queries_of_one_direction_apart_where_linear_attention_does_not():
+    with_map = {'feature_map': Positive(), 'bias': False}
+    mixer = recipe('inline', **with_map)
+    other = recipe('linear_transformer', causal=False, **with_map)
+    mixer.residual.second.weight[...] = jnp.zeros_like(mixer.residual.second.weight[...])
+    mixer.residual.second.bias[...] = jnp.zeros_like(mixer.residual.second.bias[...])
+    x, ctx = batch(np.ones((1, 6), int))
+    x = x.at[:, 0].set(2 * x[:, 1])
+    (found, _), (same, _) = mixer(x, ctx), other(x, ctx)
+    np.testing.assert_allclose(same[:, 0], same[:, 1], rtol=1e-4, atol=1e-6)
+    assert np.abs(found[:, 0] - found[:, 1]).max() > 1e-2 * np.abs(found).max()
+    plain, _ = recipe('inline', bias=False)(x, ctx)
+    assert np.abs(plain[:, 0] - plain[:, 1]).max() > 1e-2 * np.abs(plain).max()
 
 
 def test_it_keeps_no_state():

@@ -50,12 +50,17 @@ def gsa(mixer: GatedSlots, x: np.ndarray) -> np.ndarray:
     return read(mixer, q, k, v, heads(sigmoid(apply(mixer.forget, x)) ** (1 / 8)))
 
 
-def raven(mixer: GatedSlots, x: np.ndarray) -> np.ndarray:
+def raven_heads(mixer: GatedSlots, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     q, k, v = (heads(silu(apply(linear, x))) for linear in (mixer.query, mixer.key, mixer.value))
     q, k = (
         each / np.sqrt((each**2).mean(-1, keepdims=True) + 1e-5) * np.asarray(norm.scale[...], np.float64)
         for norm, each in zip(mixer.key_norms, (q, k), strict=True)
     )
+    return q, k, v
+
+
+def raven(mixer: GatedSlots, x: np.ndarray) -> np.ndarray:
+    q, k, v = raven_heads(mixer, x)
     decay = mixer.forget.decay
     A, bias = (np.asarray(each[...], np.float64) for each in (decay.A_log, decay.step_size.bias))
     fade = -np.exp(A) * softplus(apply(decay.linear, x) + bias)
@@ -73,8 +78,12 @@ def routed(logits: np.ndarray, chosen: int = 2) -> np.ndarray:
 
 def read(mixer: GatedSlots, q: np.ndarray, k: np.ndarray, v: np.ndarray, gate: np.ndarray) -> np.ndarray:
     empty = np.zeros((gate.shape[-1], DIM // HEADS))
-    out = silu(np.stack([steps(*(a[:, h] for a in (q, k, v, gate)), empty, empty)[0] for h in range(HEADS)], axis=1))
-    out = out.reshape(len(out), -1)
+    out = np.stack([steps(*(a[:, h] for a in (q, k, v, gate)), empty, empty)[0] for h in range(HEADS)], axis=1)
+    return written(mixer, out)
+
+
+def written(mixer: GatedSlots, out: np.ndarray) -> np.ndarray:
+    out = silu(out).reshape(len(out), -1)
     out = out / np.sqrt((out**2).mean(-1, keepdims=True) + 1e-5) * np.asarray(mixer.norm.scale[...], np.float64)
     return apply(mixer.output, out)
 
@@ -100,6 +109,38 @@ def test_slots_that_a_token_does_not_choose_stay_as_they_are():
     assert (weights > 0).sum() == 2 * HEADS * 2
     for before, after in ((states[0].keys, states[1].keys), (states[0].values, states[1].values)):
         np.testing.assert_array_equal(np.asarray(before != after).any(-1), weights > 0)
+
+
+def test_raven_that_chooses_all_slots_is_gated_slot_attention():
+    """The decay of a head is the sum of those of its slots, and the router gives every slot its own part of it."""
+    other = recipe('gsa', slots=5)
+    mixer = recipe('raven', slots=5, gates=build(spec(RoutedGates, chosen=5)), key_norm=None)
+    for name in ('query', 'key', 'value', 'norm', 'output'):
+        setattr(mixer, name, getattr(other, name))
+
+    def fading(x: jax.Array) -> jax.Array:
+        return jax.nn.log_sigmoid(other.forget(x)).reshape(*x.shape[:2], HEADS, 5) / 8
+
+    x, ctx = batch()
+    assert fading(x).min() > -1
+    mixer.forget.decay = lambda x: fading(x).sum(axis=-1)
+    mixer.forget.router = lambda x: jax.scipy.special.logit(-fading(x)).reshape(*x.shape[:2], -1)
+    np.testing.assert_allclose(mixer(x, ctx)[0], other(x, ctx)[0], rtol=1e-7, atol=1e-9)
+
+
+def test_raven_that_overwrites_one_slot_in_turn_is_a_cache_of_the_last_keys_and_values():
+    """Softmax attention to the last three tokens; a slot that holds nothing yet is a key and a value of zeros."""
+    mixer = recipe('raven', slots=3, gates=build(spec(RoutedGates, chosen=1)))
+    mixer.forget.router = lambda x: jnp.tile(jnp.eye(3, dtype=x.dtype), (len(x), x.shape[1] // 3, HEADS))
+    mixer.forget.decay = lambda x: jnp.full((*x.shape[:2], HEADS), -1e4, x.dtype)
+    x, ctx = batch(np.ones((1, 9), int))
+    q, k, v = raven_heads(mixer, np.asarray(x[0]))
+    out = np.zeros_like(v)
+    k, v = (np.concatenate([np.zeros((2, *each.shape[1:])), each]) for each in (k, v))
+    for t in range(9):
+        weights = np.exp(np.einsum('hk,shk->sh', q[t], k[t : t + 3]))
+        out[t] = np.einsum('sh,shv->hv', weights / weights.sum(axis=0), v[t : t + 3])
+    np.testing.assert_allclose(mixer(x, ctx)[0][0], written(mixer, out), rtol=1e-7, atol=1e-9)
 
 
 def test_the_router_is_noisy_in_training_alone():

@@ -21,16 +21,19 @@ from attnlab.mixers.softmax.attention import Attention
 from attnlab.nn.decays import ForgetGate
 from attnlab.nn.dense_maps import AdaptiveEntmax, GumbelSoftmax, NoisySmallTemperature, NoisySoftmax
 from attnlab.nn.gates import ChannelGate, HeadGate, SliceGate, SliceMLPGate
-from attnlab.nn.norms import HeadRMSNorm
+from attnlab.nn.norms import HeadOffsetRMSNorm, HeadRMSNorm
 from attnlab.nn.penalties import RowPenalty
-from attnlab.nn.positions import Alibi
+from attnlab.nn.positions import Alibi, Rope
 from attnlab.nn.preludes import TokenShift
+from attnlab.nn.projections import Linear
 from attnlab.nn.reads import ShapedRead
 from attnlab.nn.sinks import LearnedSink
 from attnlab.nn.temperatures import LogLength, RootLength
 from attnlab.testing.contract import compare_with_differences
 from attnlab.testing.noise import noise
 from attnlab.testing.tolerances import assert_close
+from attnlab.train.optimizer import Muon
+from attnlab.train.schedule import Constant
 from attnlab.zoo import ZOO
 from pallas_kernels import ClippedSoftmax, Relu, Softmax
 from pallas_kernels.attention import maps
@@ -50,7 +53,7 @@ def rows(scores=SCORES, visible=None, limits=None) -> ScoreRows:
 
 
 def make(recipe: str, **overrides) -> Attention:
-    return attnlab.make_mixer(recipe, DIM, heads=HEADS, rngs=nnx.Rngs(0), **overrides)
+    return attnlab.make_mixer(recipe, DIM, **{'heads': HEADS, **overrides}, rngs=nnx.Rngs(0))
 
 
 @jax.jit
@@ -282,6 +285,17 @@ def test_special_cases_are_other_recipes():
         assert_close(found[id(one)], found[id(other)], dtype=x.dtype, reduction=DIM * T, what=f'y of pair {place}')
 
 
+def test_attention_of_qwen3_next_with_open_gates_is_grouped_query_attention():
+    assert ZOO['gated_attention_qwen'].spec == ZOO['qwen3_next'].pattern[3]
+    mixer = make('gated_attention_qwen', heads=2)
+    parts = {'qk_norm': HeadOffsetRMSNorm, 'position': Rope(base=1e7, fraction=0.25)}
+    plain = with_parameters_of(make('gqa', heads=2, kv_heads=1, **parts), mixer)
+    mixer.gate.linear = Linear(DIM, DIM, bias=True, rngs=nnx.Rngs(0))
+    mixer.gate.linear.bias[...] = jnp.full(DIM, 1e3)
+    found, expected = outputs([mixer, plain], noise(2, T, DIM))
+    assert_close(found, expected, dtype=found.dtype, reduction=DIM * T, what='y')
+
+
 def test_forget_gates_by_hand():
     """Equal scores: what remains is the product of the gates of all tokens after the key."""
     mixer = make('forgetting')
@@ -327,6 +341,16 @@ def test_a_read_of_one_head_by_hand():
     part.own[...], part.read[...], part.mean[...] = jnp.array([2.0]), jnp.array([3.0]), jnp.array([5.0])
     one = jnp.ones((1, 1, 1, 1))
     np.testing.assert_allclose(part(one, 10 * one, 100 * one), 2 + 30 - 500)
+
+
+def test_muon_orthogonalises_the_maps_of_gates_head_by_head():
+    """What one head's gate learns does not depend on the gradients of another's."""
+    gate = SliceMLPGate(8, heads=2, channels=5, rngs=nnx.Rngs(0))
+    params = nnx.state(gate, nnx.Param)
+    transform = Muon(peak_lr=1.0, schedule=Constant(), weight_decay=0.0, clip=None).transform(params, 10)
+    first, other = (jax.tree.map(jnp.ones_like, params), jax.tree.map(lambda p: jnp.ones_like(p).at[1].mul(-3), params))
+    moved = [transform.update(each, transform.init(params), params)[0] for each in (first, other)]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b[0], rtol=1e-5), *moved)
 
 
 def test_gates_by_hand():

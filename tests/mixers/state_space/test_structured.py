@@ -56,6 +56,14 @@ def test_a_self_gate_multiplies_what_it_read_on_request():
         SelfGate(DIM, multiplied='all', rngs=nnx.Rngs(0))
 
 
+def test_s5_does_not_grow_with_the_tokens_where_training_has_moved_its_eigenvalues():
+    mixer = make('s5')
+    mixer.system.A_real[...] = jnp.full_like(mixer.system.A_real[...], 0.5)
+    x = noise(1, 4_096, DIM)
+    y = np.abs(np.asarray(jax.jit(mixer)(x, Context.full(1, 4_096))[0]))
+    assert y[:, -64:].max() < 10 * y[:, :64].max()
+
+
 def test_both_ways_there_is_no_stream_and_time_is_not_divided():
     mixer = make('s4', causal=False)
     assert make('s4').divides_time and not mixer.divides_time
