@@ -19,6 +19,11 @@ def counts_apart(value_dim: int) -> bool:
     return value_dim % LANES == 0
 
 
+def summable(*arrays: Array) -> tuple[Array, ...]:
+    """Those of float16 in float32: sums over keys are out of range where quotients of them are not."""
+    return tuple(array.astype(jnp.float32) if array.dtype == jnp.float16 else array for array in arrays)
+
+
 def with_sums_apart(
     read: Callable[..., tuple[Array, Array]],
     sums: Callable[..., tuple[Array, Array]],
@@ -43,8 +48,10 @@ def counted_linear_attention(
 ) -> tuple[Float[Array, 'b t h u'], Float[Array, 'b h m u']]:
     """Returns the reads of `linear_attention` and the memory, both with what a value of one gives in a last column.
 
-    `core` are the other arguments that all cores share. Katharopoulos et al. 2020, https://arxiv.org/abs/2006.16236.
+    `core` are the other arguments that all cores share. Of float16 all is computed and returned in float32.
+    Katharopoulos et al. 2020, https://arxiv.org/abs/2006.16236.
     """
+    q, k, v = summable(q, k, v)
     if counts_apart(v.shape[-1]):
         return with_sums_apart(
             lambda state: cores.linear_attention(q, k, v, log_decay, state=state, **core),

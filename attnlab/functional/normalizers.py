@@ -18,7 +18,7 @@ class SumNormalizer:
 
     def __call__(self, total: Float[Array, 'b t h v'], weight: Float[Array, 'b t h']) -> Float[Array, 'b t h v']:
         wide = weight.astype(jnp.promote_types(weight.dtype, jnp.float32))
-        return total * (1 / (wide + self.eps)).astype(total.dtype)[..., None]
+        return (total.astype(wide.dtype) / (wide + self.eps)[..., None]).astype(total.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,4 +32,4 @@ class FloorNormalizer:
 
     def __call__(self, total: Float[Array, 'b t h v'], weight: Float[Array, 'b t h']) -> Float[Array, 'b t h v']:
         wide = weight.astype(jnp.promote_types(weight.dtype, jnp.float32))
-        return total * (1 / jnp.maximum(wide, self.floor)).astype(total.dtype)[..., None]
+        return (total.astype(wide.dtype) / jnp.maximum(wide, self.floor)[..., None]).astype(total.dtype)

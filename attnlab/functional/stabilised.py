@@ -67,7 +67,7 @@ def stabilised_linear_attention(
         segments=segments,
         implementation=implementation,
     )
-    return recomputed(functools.partial(_over_floor, eps=eps))(y, m), (memory, m[:, -1])
+    return recomputed(functools.partial(_over_floor, eps=eps))(y, m).astype(v.dtype), (memory, m[:, -1])
 
 
 @recomputed

@@ -1,8 +1,10 @@
 """Linear maps of the last axis."""
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from attnlab.errors import UserError
@@ -20,12 +22,22 @@ small_orthogonal = nnx.initializers.orthogonal(0.1)
 """A tenth of a matrix with orthogonal rows or columns."""
 
 
+def within(inputs: int) -> Initializer:
+    """Uniform within one over the square root of the number of inputs, as biases of PyTorch's linear maps start."""
+
+    def draw(key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+        return jax.random.uniform(key, shape, dtype, -1, 1) * inputs**-0.5
+
+    return draw
+
+
 class Linear(Module):
     """A learned linear map `y = x W + b` with `W` of shape `dim_in dim_out`.
 
     Parameters are float32 and cast to the type of `x` where they are used. `axes` names the dimensions of the
     weight; a map to `embed` is the last of a residual branch. `usual` says that it was drawn as maps usually are.
-    `group` is that of the weight; biases are of the group `vector`, or with their weight of `dynamics`.
+    `group` is that of the weight; biases are of the group `vector`, or with their weight of `dynamics`, and start as
+    `bias_initializer` draws them.
     """
 
     def __init__(
@@ -37,12 +49,13 @@ class Linear(Module):
         initializer: Initializer = fan_in_normal,
         axes: tuple[str | None, str | None] = ('embed', 'heads'),
         group: str = 'matrix',
+        bias_initializer: Initializer = nnx.initializers.zeros,
         rngs: nnx.Rngs,
     ):
         self.axes, self.usual = axes, initializer is fan_in_normal
         self.weight = param(initializer, (dim_in, dim_out), axes=axes, group=group, rngs=rngs)
-        zeros, beside = nnx.initializers.zeros, 'dynamics' if group == 'dynamics' else 'vector'
-        self.bias = param(zeros, (dim_out,), axes=(axes[1],), group=beside, rngs=rngs) if bias else None
+        beside = 'dynamics' if group == 'dynamics' else 'vector'
+        self.bias = param(bias_initializer, (dim_out,), axes=(axes[1],), group=beside, rngs=rngs) if bias else None
 
     def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b f']:
         return self.apply(self.inputs(x), self.matrix())

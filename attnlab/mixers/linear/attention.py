@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.functional.counted import counts_apart, with_sums_apart
+from attnlab.functional.counted import counts_apart, summable, with_sums_apart
 from attnlab.functional.levels import levels_of, no_levels, read_by_level
 from attnlab.functional.normalizers import FloorNormalizer, SumNormalizer
 from attnlab.functional.recomputed import recomputed_beside_products
@@ -145,6 +145,8 @@ class LinearAttention(Mixer):
     ) -> tuple[Sequence, LinearAttentionState | None]:
         q, k, v, preludes = self._project(x, ctx, state)
         k, v, terms = self._gated(x, k, v)
+        if self.normalizer is not None:
+            q, k, v = summable(q, k, v)
         if self.normalizer is not None and not self._counts_apart:
             # A column of ones among the values collects the sum of the weights.
             v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)
@@ -232,7 +234,7 @@ class LinearAttention(Mixer):
 
     def _read(self, y: Heads, x: Sequence) -> Float[Array, 'b t f']:
         if self.normalizer is not None:
-            y = self.normalizer(y[..., :-1], y[..., -1])
+            y = self.normalizer(y[..., :-1], y[..., -1]).astype(x.dtype)
         if self.norm is not None:
             y = self.norm(y)
         y = y.reshape(*x.shape[:2], -1)

@@ -8,7 +8,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from attnlab.context import PADDING, Context
-from attnlab.functional.counted import counted_linear_attention
+from attnlab.functional.counted import counted_linear_attention, summable
 from attnlab.functional.normalizers import SumNormalizer
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.linear.write import Additive
@@ -96,8 +96,8 @@ class HashedAttention(Mixer):
                 state = HashedState(memory, ctx.segments_or_ones()[:, -1])
         else:
             # A column of ones among the values collects the sum of the weights.
-            y = Additive().both_ways(q, k, jnp.concatenate([v, ones], axis=-1), Terms(), **core)
-        y = SumNormalizer(eps=0.0)(y[..., :-1], y[..., -1])
+            y = Additive().both_ways(*summable(q, k, jnp.concatenate([v, ones], axis=-1)), Terms(), **core)
+        y = SumNormalizer(eps=0.0)(y[..., :-1], y[..., -1]).astype(x.dtype)
         return self.output(y.reshape(x.shape)), state
 
     def hashed(self, x: Sequence) -> Queries:

@@ -133,7 +133,7 @@ class Lizard(Mixer):
             segments=ctx.segments,
             implementation=self.implementation,
         )
-        return self.normalizer(read[..., :-1], read[..., -1]), memory
+        return self.normalizer(read[..., :-1], read[..., -1]).astype(v.dtype), memory
 
     def _window(
         self, q: Queries, k: Keys, v: Values, ctx: Context, cache: KeyValueCache | None

@@ -8,7 +8,7 @@ from attnlab.functional.indices import check_indices
 from attnlab.functional.lookup import lookup
 from attnlab.models.inputs.inputs import Inputs
 from attnlab.nn.parameter import param
-from attnlab.nn.projections import Linear
+from attnlab.nn.projections import Linear, within
 from attnlab.typing import Features, Sequence, Tokens
 
 
@@ -41,7 +41,9 @@ class Embedding(Inputs):
 class Projection(Inputs):
     """A learned linear map of real-valued inputs, `y_t = x_t W + b`, `W` of shape `features dim`.
 
-    `vocab`, the number of outputs, is ignored; inputs share one signature.
+    `vocab`, the number of outputs, is ignored; inputs share one signature. `b` does not start at zero: what is silent
+    from the start of a row would be zero in every layer, where a norm multiplies gradients by one over the root of its
+    eps, a thousand, and again in the next.
 
     Raises `UserError` for inputs with a different number of features.
     """
@@ -49,7 +51,9 @@ class Projection(Inputs):
     def __init__(self, vocab: int, dim: int, *, features: int, rngs: nnx.Rngs):
         del vocab
         self.features = features
-        self.linear = Linear(features, dim, bias=True, axes=(None, 'embed'), rngs=rngs)
+        self.linear = Linear(
+            features, dim, bias=True, axes=(None, 'embed'), bias_initializer=within(features), rngs=rngs
+        )
 
     def __call__(self, tokens: Features, dtype: DTypeLike | None = None) -> Sequence:
         """Maps `tokens`, giving activations of type `dtype` (`None`: the inputs' own)."""

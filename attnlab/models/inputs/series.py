@@ -15,7 +15,7 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.models.inputs.inputs import Inputs
 from attnlab.nn.parameter import buffer, param
-from attnlab.nn.projections import Linear
+from attnlab.nn.projections import Linear, within
 from attnlab.nn.windows import Basis
 
 Window = Float[Array, 'b steps v']
@@ -214,7 +214,10 @@ class VariatesAsTokens(SeriesInputs):
     def __init__(self, vocab: int, dim: int, *, lookback: int, variates: int, covariates: int, rngs: nnx.Rngs):
         del vocab
         self.places, self.covariates, self.width = variates + covariates, covariates, dim
-        self.linear = Linear(lookback, dim, bias=True, axes=(None, 'embed'), rngs=rngs)
+        # Not zero: a variate that is constant over the look-back is zeros once it is normalised.
+        self.linear = Linear(
+            lookback, dim, bias=True, axes=(None, 'embed'), bias_initializer=within(lookback), rngs=rngs
+        )
 
     def __call__(self, tokens: Window, dtype: DTypeLike | None = None) -> Rows:
         """The tokens, one a column."""

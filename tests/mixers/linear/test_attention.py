@@ -444,3 +444,13 @@ def test_a_key_that_serves_two_values_is_two_keys():
 def twice(weights: jax.Array) -> jax.Array:
     """Columns of heads of 3 channels, each head two times."""
     return jnp.repeat(weights.reshape(len(weights), -1, 3), 2, axis=1).reshape(len(weights), -1)
+
+
+@pytest.mark.parametrize('name', ['linear_transformer', 'mlstm', 'ecoformer'])
+def test_a_token_repeated_in_float16_is_read_where_sums_are_out_of_range(name):
+    mixer = build(LINEAR[name].spec)(64, heads=2, rngs=nnx.Rngs(0))
+    x = jnp.broadcast_to(10 * noise(1, 1, 64), (1, 2048, 64))
+    run = jax.jit(lambda x: mixer(x, Context.full(1, 2048))[0])
+    found, expected = run(x.astype(jnp.float16)), run(x)
+    assert found.dtype == jnp.float16
+    assert np.linalg.norm(found.astype(jnp.float32) - expected) < 0.05 * np.linalg.norm(expected)
