@@ -200,3 +200,8 @@ def test_many_tokens_are_computed_some_at_a_time():
     targets = jnp.asarray(rng.integers(6, size=(2, 300)), jnp.int32)
     whole = -jnp.take_along_axis(jax.nn.log_softmax(head.logits(hidden)), targets[..., None], axis=-1)[..., 0]
     np.testing.assert_allclose(head.losses(hidden, targets), whole, rtol=1e-5)
+
+
+@pytest.mark.parametrize('name', EVERY)
+def test_heads_that_say_they_look_at_the_batch_are_those_without_streams(name: str):
+    assert subject(name).head.of_batch == (not EVERY[name].streams)

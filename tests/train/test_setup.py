@@ -135,3 +135,16 @@ def test_steps_on_gpus_have_no_sums_in_the_order_of_threads(setups: dict[str, Se
         object.__setattr__(setup, 'mesh', types.SimpleNamespace(devices=devices))
         setup.jit(lambda x: x)
         assert told == ({} if platform == 'cpu' else {'compiler_options': SAME_BITS})
+
+
+@pytest.mark.parametrize('parts', [{'accumulate': 4}, {'rows_at_once': 1}])
+@pytest.mark.parametrize('head', ['masked_softmax', 'partial_fc', 'nbc_softmax'])
+def test_a_batch_is_not_taken_in_parts_before_a_head_that_looks_at_all_of_it(head: str, parts: dict[str, int]):
+    config = long_range.get_config(f'task=digits,zoo=mha,size=smoke,head={head}')
+    with config.unlocked():
+        config.update(batch_size=8)
+        prepare(config).check()
+        config.update(parts)
+    names = r'taken in \d parts: config.accumulate is \d and config.rows_at_once is \w+; give accumulate=1'
+    with pytest.raises(UserError, match=names):
+        prepare(config).check()

@@ -22,10 +22,13 @@ class Head(Module):
     Attributes:
       documents: the number of documents that a prediction is about; a hidden state concatenates their vectors.
       degree: of real numbers, the power of their unit that the loss grows by; 0 where it is no such power.
+      of_batch: the objective of a hidden state depends on the others of its batch, which then is not divided into
+        parts.
     """
 
     documents = 1
     degree = 0
+    of_batch = False
 
     @abc.abstractmethod
     def losses(self, hidden: Float[Array, '*b d'], targets: Shaped[Array, '...']) -> Float[Array, '*b']:
