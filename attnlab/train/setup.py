@@ -19,7 +19,7 @@ from attnlab.errors import UserError
 from attnlab.functional import cores, sequence
 from attnlab.functional.indices import check_indices
 from attnlab.metrics import Average
-from attnlab.models.heads.head import Head
+from attnlab.models.heads.head import heads
 from attnlab.models.stack import missing_layers
 from attnlab.signature import check_type
 from attnlab.tasks.task import Batch, Task
@@ -350,8 +350,8 @@ class Setup:
         """
         check_followed(self.model)
         partition.check_time(self.mesh, self.length, self.model)
-        for _, head in nnx.iter_modules(self.model) if self.parts > 1 else ():
-            if isinstance(head, Head) and head.of_batch:
+        for head in heads(self.model) if self.parts > 1 else ():
+            if head.of_batch:
                 raise UserError(
                     f'{type(head).__name__} trains on what occurs in a whole batch, which is taken in {self.parts} '
                     f'parts: config.accumulate is {self.accumulate} and config.rows_at_once is {self.rows_at_once}; '
