@@ -59,11 +59,11 @@ def position_curves(
     curves: Mapping[str, np.ndarray],
     path: pathlib.Path,
     *,
-    trained: int,
+    trained: int | None,
     x: str = 'position in the window',
     y: str = 'nats per token',
 ) -> None:
-    """A metric by position, smoothed, one curve per length; `trained` marks the training length.
+    """A metric by position, smoothed, one curve per length; `trained` marks the training length, unless it is `None`.
 
     The CSV has positions from 1 on, as they were measured; nothing stands where nothing was.
     """
@@ -72,7 +72,7 @@ def position_curves(
         positions, smooth = _smoothed(values)
         axes.plot(positions, smooth, label=name, lw=1.5)
     longest = max(len(values) for values in curves.values())
-    if longest > trained:
+    if trained is not None and longest > trained:
         axes.axvline(trained, color='0.6', lw=1, ls='--', label='training length')
         axes.set_xscale('log', base=2)
     _write(figure, axes, path)
