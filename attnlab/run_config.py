@@ -21,13 +21,13 @@ from attnlab.train.step import Precision
 class OptimizerChoice:
     """An optimiser, with the factors by which its learning rate and weight decay differ from AdamW's.
 
-    `shares` is the class whose fields mean the same in both.
+    `shares` are the fields, besides those of all optimisers, that mean what they mean for AdamW.
     """
 
     kind: type[Optimizer]
     peak_lr: float = 1.0
     weight_decay: float = 1.0
-    shares: type[Optimizer] = Optimizer
+    shares: tuple[str, ...] = ()
 
 
 OPTIMIZERS = MappingProxyType(
@@ -36,7 +36,7 @@ OPTIMIZERS = MappingProxyType(
         # A rate 3 to 10 times lower and a decay 3 to 10 times higher: Chen et al. 2023, https://arxiv.org/abs/2302.06675.
         'lion': OptimizerChoice(Lion, peak_lr=0.2, weight_decay=5.0),
         # It has AdamW for parameters that are no matrices.
-        'muon': OptimizerChoice(Muon, shares=AdamW),
+        'muon': OptimizerChoice(Muon, shares=('b1', 'b2', 'eps')),
     }
 )
 """The values of the argument `optimizer=`."""
@@ -138,7 +138,8 @@ def chosen(default: AdamW, optimizer: str, schedule: str) -> Optimizer:
     choice = choose(OPTIMIZERS, 'optimizer', optimizer) if optimizer else OptimizerChoice(AdamW)
     if choice.kind is type(default):
         return default
-    shared: dict[str, Any] = {field.name: getattr(default, field.name) for field in dataclasses.fields(choice.shares)}
+    names = (*(field.name for field in dataclasses.fields(Optimizer)), *choice.shares)
+    shared: dict[str, Any] = {name: getattr(default, name) for name in names}
     shared['peak_lr'] *= choice.peak_lr
     shared['weight_decay'] *= choice.weight_decay
     return choice.kind(**shared)

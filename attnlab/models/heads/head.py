@@ -1,6 +1,7 @@
 """The protocol of heads: the loss of their predictions, logits, and samples."""
 
 import abc
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,8 +57,8 @@ class Head(Module):
         return sampling.sample(self.logits(hidden), key, temperature=temperature, top_p=top_p)
 
 
-def heads(model: nnx.Module) -> list[Head]:
-    """The heads within a model."""
+def heads(model: Any) -> list[Head]:
+    """The heads within a model, an `nnx.Module`."""
     return [part for _, part in nnx.iter_modules(model) if isinstance(part, Head)]
 
 
