@@ -19,11 +19,15 @@ from attnlab.train.step import Precision
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerChoice:
-    """An optimiser, with the factors by which its learning rate and weight decay differ from AdamW's."""
+    """An optimiser, with the factors by which its learning rate and weight decay differ from AdamW's.
+
+    `shares` are the fields, besides those of all optimisers, that mean what they mean for AdamW.
+    """
 
     kind: type[Optimizer]
     peak_lr: float = 1.0
     weight_decay: float = 1.0
+    shares: tuple[str, ...] = ()
 
 
 OPTIMIZERS = MappingProxyType(
@@ -31,7 +35,8 @@ OPTIMIZERS = MappingProxyType(
         'adamw': OptimizerChoice(AdamW),
         # A rate 3 to 10 times lower and a decay 3 to 10 times higher: Chen et al. 2023, https://arxiv.org/abs/2302.06675.
         'lion': OptimizerChoice(Lion, peak_lr=0.2, weight_decay=5.0),
-        'muon': OptimizerChoice(Muon),
+        # It has AdamW for parameters that are no matrices.
+        'muon': OptimizerChoice(Muon, shares=('b1', 'b2', 'eps')),
     }
 )
 """The values of the argument `optimizer=`."""
@@ -124,8 +129,8 @@ def chosen(default: AdamW, optimizer: str, schedule: str) -> Optimizer:
     """Returns the optimiser and the schedule of these names, with the values of `default` in the fields they share.
 
     An empty name, or the name of `default`'s own, changes nothing. A schedule keeps the warm-up; an optimiser keeps the
-    fields that all optimisers have, such as clipping and groups, and multiplies the learning rate and the weight decay
-    by its factors in `OPTIMIZERS`. Raises `UserError` for another name.
+    fields that all optimisers have, such as clipping and groups, Muon AdamW's own besides, and multiplies the learning
+    rate and the weight decay by its factors in `OPTIMIZERS`. Raises `UserError` for another name.
     """
     make = choose(SCHEDULES, 'schedule', schedule) if schedule else type(default.schedule)
     if make is not type(default.schedule):
@@ -133,7 +138,8 @@ def chosen(default: AdamW, optimizer: str, schedule: str) -> Optimizer:
     choice = choose(OPTIMIZERS, 'optimizer', optimizer) if optimizer else OptimizerChoice(AdamW)
     if choice.kind is type(default):
         return default
-    shared: dict[str, Any] = {field.name: getattr(default, field.name) for field in dataclasses.fields(Optimizer)}
+    names = (*(field.name for field in dataclasses.fields(Optimizer)), *choice.shares)
+    shared: dict[str, Any] = {name: getattr(default, name) for name in names}
     shared['peak_lr'] *= choice.peak_lr
     shared['weight_decay'] *= choice.weight_decay
     return choice.kind(**shared)

@@ -18,7 +18,9 @@ DEFAULT = AdamW(
     weight_decay=0.2,
     clip=None,
     groups=Groups(dynamics=Group(lr=0.5)),
-    b2=0.99,
+    b1=0.8,
+    b2=0.98,
+    eps=1e-6,
 )
 
 
@@ -32,7 +34,8 @@ def test_an_optimizer_takes_over_what_all_have():
     expected = Lion(peak_lr=2e-3, schedule=LinearDecay(warmup=0.05), weight_decay=1.0, clip=None, groups=DEFAULT.groups)
     assert dataclasses.replace(found, peak_lr=2e-3) == expected and found.peak_lr == pytest.approx(2e-3)
     muon = chosen(DEFAULT, 'muon', '')
-    assert type(muon) is Muon and (muon.peak_lr, muon.schedule) == (DEFAULT.peak_lr, DEFAULT.schedule)
+    assert muon == Muon(**{field.name: getattr(DEFAULT, field.name) for field in dataclasses.fields(AdamW)})
+    assert (muon.b1, muon.b2, muon.eps, muon.momentum) == (0.8, 0.98, 1e-6, Muon(peak_lr=1.0).momentum)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,9 @@ EXAMPLES = 'examples'
 WHOLE = 2**31 - 1
 """More examples than a split of recorded data has: all of them."""
 
+TRAINED = '1x'
+"""The slice of the training length."""
+
 POSITION = 'position_'
 """The prefix of metrics that have one value per label."""
 
@@ -49,7 +52,7 @@ class SlicedEvaluation:
         for metric, curves in self.curves.items():
             longer = {name: values for name, values in curves.items() if len(values) > 1}
             if longer:
-                trained = len(next(iter(longer.values())))
+                trained = len(longer[TRAINED]) if TRAINED in longer else None
                 path = folder / f'{POSITION}{metric}.png'
                 position_curves(longer, path, trained=trained, x='label', y=metric.replace('_', ' '))
         lengths = self.by_length()

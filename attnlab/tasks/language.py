@@ -15,6 +15,7 @@ from attnlab.data.text.stdlib import StdlibText
 from attnlab.data.text.tokenizers import BytePairs, Bytes, TrainedBytePairs, load_tokenizer, save_tokenizer
 from attnlab.data.text.windows import UNITS, Sample, Windows
 from attnlab.metrics import Average, bits, perplexity
+from attnlab.models.heads.head import heads
 from attnlab.models.predictor import Predictor
 from attnlab.tasks.task import Batch, Slice, context
 from attnlab.tasks.trivial import of_text
@@ -68,6 +69,7 @@ class LanguageModelling:
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
         """Loss in nats per token, also by position, and in nats per byte; by document where the batch numbers them.
 
+        In training there are no nats per byte where the head minimises an estimate of them (`Head.estimated`).
         `document_loss` counts tokens and `document_byte_loss` bytes, each an array of size `UNITS`.
         """
         ctx = self.context(batch, dropout_key)
@@ -78,8 +80,9 @@ class LanguageModelling:
         found = {
             'loss': loss,
             'position_loss': Average.of(losses, weights, axis=0),
-            'byte_loss': Average(loss.total, jnp.sum(batch['bytes'] * weights)),
         }
+        if dropout_key is None or not any(head.estimated for head in heads(model)):
+            found['byte_loss'] = Average(loss.total, jnp.sum(batch['bytes'] * weights))
         if 'documents' not in batch:
             return found
         total, tokens, count = (

@@ -63,7 +63,8 @@ def flops_per_token(setup: Setup) -> float:
     """Model FLOPs of a training step, per token: those that the definition of the model needs, forward and backward.
 
     Matrix products, convolutions and Fourier transforms are counted by their shapes, and cores as in
-    `pallas_kernels.cost`: causal attention counts visible pairs, ignoring documents.
+    `pallas_kernels.cost`: causal attention counts visible pairs, ignoring documents. Of convolutions products with the
+    zeros around an array are counted, and those with the zeros that the gradient of a stride puts into it are not.
     Elementwise operations outside of cores, recomputation, and the optimiser are not counted. The count does not depend
     on the device or the implementation.
     """
@@ -222,7 +223,9 @@ def _of_equation(equation: Any, kind: str) -> float:
             return 2.0 * result.size * left.shape[-1] if result.ndim == 2 else 2.0 * left.size * right.shape[-1]
         case 'conv_general_dilated':
             kernel, result = equation.invars[1].aval, equation.outvars[0].aval
-            return 2.0 * result.size * kernel.size / kernel.shape[equation.params['dimension_numbers'].rhs_spec[0]]
+            taps = kernel.size / kernel.shape[equation.params['dimension_numbers'].rhs_spec[0]]
+            # Of what a stride put zeros into, as its gradient does, a tap in so many meets a number.
+            return 2.0 * result.size * taps / math.prod(equation.params['lhs_dilation'])
         case 'fft':
             length = math.prod(equation.params['fft_lengths'])
             numbers = max(equation.invars[0].aval.size, equation.outvars[0].aval.size)

@@ -12,41 +12,58 @@ from attnlab.tables import csv_lines
 
 
 def loss_curve(lines: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
-    """Bits per byte (or nats per token) over steps, for training and every evaluation that reports it."""
-    key, label = 'bits_per_byte', 'bits per byte'
-    if not any(name.endswith(key) for line in lines for name in line):
-        key, label = 'loss', 'nats per token'
+    """Bits per byte (or the loss) over steps, for training and every evaluation that reports it.
+
+    Numbers that are not finite are gaps; the CSV has them as they were recorded.
+    """
+    key = 'bits_per_byte' if any(name.endswith('bits_per_byte') for line in lines for name in line) else 'loss'
     names = dict.fromkeys(name for line in lines for name in line if name.endswith(f'/{key}'))
     curves = {name: [(line['step'], line[name]) for line in lines if name in line] for name in names}
-    figure, axes = _axes('step', label)
+    figure, axes = _axes('step', key.replace('_', ' '))
+    drawn = []
     for name, points in curves.items():
         steps, values = zip(*points, strict=True)
+        # Those that are not finite are recorded as text.
+        drawn.append(np.array(values, float))
         training = name.startswith('train/')
         axes.plot(
             steps,
-            values,
+            drawn[-1],
             label=name.removesuffix(f'/{key}'),
             lw=1 if training else 2,
             marker=None if training else 'o',
             ms=3,
         )
-    finite = [value for points in curves.values() for _, value in points if isinstance(value, float)]
-    if finite:
-        axes.set_ylim(0.95 * min(finite), min(1.05 * max(finite), 2.5 * float(np.median(finite))))
+    limits = _limits(drawn)
+    if limits is not None:
+        axes.set_ylim(*_widened(*limits))
     _write(figure, axes, path)
     rows = [(name, step, value) for name, points in curves.items() for step, value in points]
     write_csv(path.with_suffix('.csv'), ('curve', 'step', 'value'), rows)
+
+
+def _limits(curves: Iterable[np.ndarray]) -> tuple[float, float] | None:
+    """From the least value up to the greatest, or to twice as far as the lower nine tenths of every curve reach.
+
+    So the first steps of training, and steps that failed, leave room for the others. `None` where nothing is finite.
+    """
+    finite = [found for values in curves if (found := values[np.isfinite(values)]).size]
+    if not finite:
+        return None
+    low, high = min(map(np.min, finite)), max(map(np.max, finite))
+    most = max(np.quantile(values, 0.9, method='higher') for values in finite)
+    return float(low), float(min(high, 2 * most - low))
 
 
 def position_curves(
     curves: Mapping[str, np.ndarray],
     path: pathlib.Path,
     *,
-    trained: int,
+    trained: int | None,
     x: str = 'position in the window',
     y: str = 'nats per token',
 ) -> None:
-    """A metric by position, smoothed, one curve per length; `trained` marks the training length.
+    """A metric by position, smoothed, one curve per length; `trained` marks the training length, unless it is `None`.
 
     The CSV has positions from 1 on, as they were measured; nothing stands where nothing was.
     """
@@ -55,7 +72,7 @@ def position_curves(
         positions, smooth = _smoothed(values)
         axes.plot(positions, smooth, label=name, lw=1.5)
     longest = max(len(values) for values in curves.values())
-    if longest > trained:
+    if trained is not None and longest > trained:
         axes.axvline(trained, color='0.6', lw=1, ls='--', label='training length')
         axes.set_xscale('log', base=2)
     _write(figure, axes, path)

@@ -21,6 +21,9 @@ from attnlab.train.state import TrainState
 READ_BY = ('batch_size', 'length', 'seed', 'task')
 """The keys of a config that decide which rows a step reads."""
 
+BESIDE = frozenset({'steps', 'accumulate', 'rows_at_once', 'mesh', 'evals', 'checkpoint', 'report'})
+"""The keys of a config that decide nothing of a step's update: what surrounds it, and how its work is divided."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Fork:
@@ -31,17 +34,21 @@ class Fork:
       step: of the checkpoint.
       same_rates: whether the learning rates up to it are those of the new run.
       other_rows: each key by which the new run reads other rows, or in another order, and how it differs.
+      other_updates: each other key by which its steps differ in more than their learning rates, and how.
     """
 
     run: pathlib.Path
     step: int
     same_rates: bool
     other_rows: tuple[str, ...] = ()
+    other_updates: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         differing = [] if self.same_rates else ['whose learning rates up to there were not those of this run']
         if self.other_rows:
             differing.append(f'whose position in the data is not that of this run ({"; ".join(self.other_rows)})')
+        if self.other_updates:
+            differing.append(f'whose steps up to there were not those of this run ({"; ".join(self.other_updates)})')
         start = f'from step {self.step} of {self.run}'
         if not differing:
             return start
@@ -50,7 +57,7 @@ class Fork:
     def describe(self) -> dict[str, Any]:
         """The fork as plain data, for run.json."""
         facts = {'run': str(self.run), 'step': self.step, 'same_rates': self.same_rates}
-        return facts | {'other_rows': list(self.other_rows)}
+        return facts | {'other_rows': list(self.other_rows), 'other_updates': list(self.other_updates)}
 
     def check(self, abstract: TrainState) -> None:
         """Raises `UserError` where the checkpoint is damaged, or of another model or optimiser; reads no array.
@@ -131,7 +138,7 @@ def fork(run: pathlib.Path, config: ConfigDict, step: int | None = None) -> Fork
     chosen = step or max((one for one in there if one <= agreed), default=there[-1])
     if config.steps <= chosen:
         raise UserError(f'the steps are {config.steps}, and checkpoint {chosen} of {run} is no earlier: give more')
-    return Fork(run, chosen, chosen <= agreed, _other_rows(old, config))
+    return Fork(run, chosen, chosen <= agreed, _other_rows(old, config), _other_updates(old, config))
 
 
 def _agreed(old: ConfigDict, new: ConfigDict, last: int) -> int:
@@ -146,3 +153,13 @@ def _other_rows(old: ConfigDict, new: ConfigDict) -> tuple[str, ...]:
     """How the configs differ in what decides which rows a step reads."""
     kept = (ConfigDict({name: config[name] for name in READ_BY}, convert_dict=False) for config in (old, new))
     return tuple(differences(*kept))
+
+
+def _other_updates(old: ConfigDict, new: ConfigDict) -> tuple[str, ...]:
+    """How the configs differ in what a step makes of its rows, but for the learning rate of the step."""
+    aside = BESIDE.union(READ_BY)
+    kept = (ConfigDict({k: v for k, v in c.items() if k not in aside}, convert_dict=False) for c in (old, new))
+    # The checkpoint may have an average that the new run does without.
+    unused = ('optimizer.ema:',) if new.optimizer.get('ema') is None else ()
+    rates = ('optimizer.peak_lr:', 'optimizer.schedule.')
+    return tuple(one for one in differences(*kept) if not one.startswith((*rates, *unused)))

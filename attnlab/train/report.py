@@ -326,6 +326,8 @@ def _progress(console: Console, shown: bool) -> Progress:
         console=console,
         disable=not shown,
         refresh_per_second=2,
+        # Of the last thousand steps, however long: 30 seconds, as is the default, may have no two of them.
+        speed_estimate_period=math.inf,
     )
 
 

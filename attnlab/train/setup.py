@@ -19,6 +19,7 @@ from attnlab.errors import UserError
 from attnlab.functional import cores, sequence
 from attnlab.functional.indices import check_indices
 from attnlab.metrics import Average
+from attnlab.models.heads.head import heads
 from attnlab.models.stack import missing_layers
 from attnlab.signature import check_type
 from attnlab.tasks.task import Batch, Task
@@ -344,12 +345,18 @@ class Setup:
     def check(self) -> None:
         """Raises `UserError` for what could not be trained as it says.
 
-        A batch that does not divide into its accumulation parts or over the mesh; a part that follows the batches of
-        training, where nothing tells it of them.
+        A batch that does not divide into its accumulation parts or over the mesh, or that is divided into parts before
+        a head that looks at all of it; a part that follows the batches of training, where nothing tells it of them.
         """
         check_followed(self.model)
         partition.check_time(self.mesh, self.length, self.model)
-        partition.parts(self.batch_size, self.accumulate, self.rows_at_once, partition.batch_shards(self.mesh))
+        for head in heads(self.model) if self.parts > 1 else ():
+            if head.of_batch:
+                raise UserError(
+                    f'{type(head).__name__} trains on what occurs in a whole batch, which is taken in {self.parts} '
+                    f'parts: config.accumulate is {self.accumulate} and config.rows_at_once is {self.rows_at_once}; '
+                    'give accumulate=1 and no rows_at_once, and a smaller batch_size if memory is short'
+                )
 
 
 QUANTIZATION = 'quantization'

@@ -200,3 +200,14 @@ def test_many_tokens_are_computed_some_at_a_time():
     targets = jnp.asarray(rng.integers(6, size=(2, 300)), jnp.int32)
     whole = -jnp.take_along_axis(jax.nn.log_softmax(head.logits(hidden)), targets[..., None], axis=-1)[..., 0]
     np.testing.assert_allclose(head.losses(hidden, targets), whole, rtol=1e-5)
+
+
+@pytest.mark.parametrize('name', EVERY)
+def test_heads_that_say_they_look_at_the_batch_are_those_without_streams(name: str):
+    assert subject(name).head.of_batch == (not EVERY[name].streams)
+
+
+@pytest.mark.parametrize('name', HEADS)
+def test_heads_of_a_vocabulary_say_where_the_objective_is_another_number_than_the_loss(name: str):
+    losses, _, objective = subject(name).measure(subject(name).hidden(), subject(name).targets())
+    assert subject(name).head.estimated == (not np.allclose(losses, objective))

@@ -94,6 +94,24 @@ def test_executed_flops_are_of_the_form_that_runs_and_count_recomputation():
     assert on_gpu > model and on_gpu != executed
 
 
+@pytest.mark.parametrize('stride', [1, 2, 4])
+@pytest.mark.parametrize('groups', [1, 16])
+def test_a_convolution_and_its_gradients_are_three_times_the_convolution(stride, groups):
+    x, kernel = jnp.zeros((2, 32, 32, 16)), jnp.zeros((3, 3, 16 // groups, 32))
+
+    def total(x, kernel):
+        convolved = jax.lax.conv_general_dilated(
+            x, kernel, (stride, stride), 'SAME', feature_group_count=groups, dimension_numbers=('NHWC', 'HWIO', 'NHWC')
+        )
+        return jnp.sum(convolved**2)
+
+    def counted(function):
+        return cost._flops(cost._needed(jax.make_jaxpr(function)(x, kernel)), 'model')
+
+    assert counted(total) == 2 * 2 * (32 // stride) ** 2 * 32 * 9 * 16 / groups
+    assert counted(jax.value_and_grad(total, (0, 1))) == 3 * counted(total)
+
+
 def test_state_bytes_are_measured():
     bytes_each = 4 * DIM * 2 * DEPTH
     assert state_bytes(setup('unroll'), 256) == pytest.approx(256 * bytes_each, rel=0.02)

@@ -1,6 +1,22 @@
 """Figures of a run, and the numbers in them."""
 
+import numpy as np
+import pytest
+
+from attnlab.train import figures
 from attnlab.train.figures import cost_curves, loss_curve
+
+
+@pytest.fixture
+def axes(monkeypatch):
+    """The axes that are drawn, in place of their files."""
+    found = []
+    monkeypatch.setattr(figures, '_write', lambda figure, axes, path: found.append(axes))
+    return found
+
+
+def of(name, values, every=1):
+    return [{'step': every * place, name: value} for place, value in enumerate(values, 1)]
 
 
 def test_losses_have_their_numbers_beside_them(tmp_path):
@@ -9,6 +25,49 @@ def test_losses_have_their_numbers_beside_them(tmp_path):
     found = (tmp_path / 'loss.csv').read_text().splitlines()
     assert found == ['curve,step,value', 'train/loss,1,2.5', 'train/loss,2,2.25', 'valid/loss,2,2.75']
     assert (tmp_path / 'loss.png').stat().st_size > 1000
+
+
+CURVES = {
+    'a fall below zero': (np.linspace(2, -12, 60), [-3.0, -11.0], (-12, 2)),
+    'all below zero': (np.linspace(-2, -12, 60), [-3.0, -11.0], (-12, -2)),
+    'learned late': (4.7 * np.exp(-np.arange(300) / 10), [6.0] * 20 + [3.0, 0.5, 0.0], (0, 6)),
+    'zero everywhere else': (np.zeros(50), [5.0, 4.0], (0, 5)),
+    'far off at first, and once more': ([50.0] * 2 + [2.0, 1.5] * 40 + [1e6], [2.5], (1.5, 3.5)),
+    'one number': ([3.0], [3.0], (3, 3)),
+}
+"""Losses of training, of a test, and the range that is to be seen of them."""
+
+
+@pytest.mark.parametrize('name', CURVES)
+def test_all_of_an_evaluation_is_within_the_limits_and_so_is_training_but_for_what_is_far_off(name, axes, tmp_path):
+    training, test, (low, high) = CURVES[name]
+    training = [float(value) for value in training]
+    loss_curve(of('train/loss', training) + of('test/1x/loss', test, 10), tmp_path / 'loss.png')
+    margin = 0.1 * (high - low) or 0.5
+    assert axes[0].get_ylim() == pytest.approx((low - margin, high + margin))
+    assert [line.get_label() for line in axes[0].get_lines()] == ['train', 'test/1x']
+
+
+@pytest.mark.parametrize('first', ['nan', 'inf', 3.0])
+def test_losses_that_are_not_finite_are_gaps_in_a_curve_of_numbers(first, axes, tmp_path):
+    lines = of('test/4x/loss', [first, 2.0, 'nan'], 10) + of('train/loss', [4.0, 3.0])
+    loss_curve(lines, tmp_path / 'loss.png')
+    there, training = axes[0].get_lines()
+    np.testing.assert_array_equal(there.get_ydata(), [float(first), 2.0, np.nan])
+    np.testing.assert_array_equal(training.get_ydata(), [4.0, 3.0])
+    assert axes[0].get_ylim() == pytest.approx((1.8, 4.2)) and not axes[0].yaxis.have_units()
+    assert (tmp_path / 'loss.csv').read_text().splitlines()[3] == 'test/4x/loss,30,nan'
+
+
+def test_a_run_of_which_nothing_is_finite_has_a_figure(tmp_path):
+    loss_curve(of('train/loss', ['nan', 'inf']), tmp_path / 'loss.png')
+    assert (tmp_path / 'loss.png').stat().st_size > 1000
+
+
+def test_what_is_drawn_has_its_own_name(axes, tmp_path):
+    loss_curve(of('train/loss', [2.0]), tmp_path / 'loss.png')
+    loss_curve([{'step': 1, 'train/loss': 2.0, 'train/bits_per_byte': 1.0}], tmp_path / 'loss.png')
+    assert [found.get_ylabel() for found in axes] == ['loss', 'bits per byte']
 
 
 def test_metrics_over_operations(tmp_path):

@@ -9,6 +9,7 @@ import shutil
 
 import numpy as np
 import pytest
+from ml_collections.config_flags import config_path
 
 from attnlab import config as configs
 from attnlab.cli import main
@@ -18,6 +19,7 @@ from attnlab.errors import UserError
 from attnlab.train import loop
 from attnlab.train.fork import Fork, forked_config
 from attnlab.train.fork import fork as fork_of
+from attnlab.train.optimizer import Override
 from attnlab.train.schedule import Constant, Cosine, WarmupStableDecay
 from configs import language
 from tests.train.test_resume import final_state
@@ -71,7 +73,7 @@ def test_a_fork_of_a_finished_run_is_what_a_longer_run_would_have_been(corpus, t
     )
     assert len(lines) == 10 and lines == expected
     made = json.loads((fork / 'run.json').read_text())['starts'][0]['from']
-    assert made == {'run': str(short), 'step': 12, 'same_rates': True, 'other_rows': []}
+    assert made == {'run': str(short), 'step': 12, 'same_rates': True, 'other_rows': [], 'other_updates': []}
 
     assert main(again) == 0, 'a fork goes on as any run'
     assert main(['train', f'--from={short}', f'--workdir={tmp_path / "a"}', '--config.steps=12']) == 2
@@ -110,6 +112,40 @@ def test_a_fork_that_reads_other_rows_says_which_keys_differ(tmp_path):
     assert f'whose position in the data is not that of this run ({differing}' in str(found)
     assert 'steps' not in str(found) and 'what a run of this config from its start would be' in str(found)
     assert '; '.join(found.describe()['other_rows']).startswith(differing)
+
+
+OTHER_UPDATES = {
+    'optimizer.weight_decay': (0.5, 'optimizer.weight_decay: 0.1 there, 0.5 here'),
+    'optimizer.clip': (None, 'optimizer.clip: 1.0 there, None here'),
+    'optimizer.b1': (0.5, 'optimizer.b1: 0.9 there, 0.5 here'),
+    'optimizer.groups.matrix.lr': (0.1, 'optimizer.groups.matrix.lr: 1.0 there, 0.1 here'),
+    'optimizer.overrides': (
+        (spec(Override, pattern='*', lr=0.0),),
+        'optimizer.overrides[0].lr: absent there, 0.0 here',
+    ),
+    'model.stack.blocks[0].dropout': (0.5, 'model.stack.blocks[0].dropout: 0.0 there, 0.5 here'),
+    'precision.activations': ('bfloat16', 'precision.activations: float32 there, bfloat16 here'),
+}
+"""Keys by which steps differ, another value of each, and what is said of it."""
+
+
+@pytest.mark.parametrize('key', OTHER_UPDATES)
+def test_a_fork_whose_steps_were_others_says_by_which_keys(key, tmp_path):
+    value, said = OTHER_UPDATES[key]
+    config = language.get_config('zoo=mingru')
+    configs.save(config, tmp_path / 'config.json')
+    (tmp_path / 'checkpoints' / '4').mkdir(parents=True)
+    with config.unlocked():
+        config.steps, config.accumulate, config.checkpoint.every = 2 * config.steps, 2, 9
+        config.optimizer.schedule = spec(Cosine, warmup=4.0)
+        config.optimizer.ema = None
+        assert fork_of(tmp_path, config).other_updates == ()
+        with config.ignore_type():
+            config_path.set_value(key, config, value)
+    found = fork_of(tmp_path, config)
+    assert said in found.other_updates and found.other_rows == ()
+    assert re.search(r'whose steps up to there were not those of this run \(.*what a run of this config', str(found))
+    assert found.describe()['other_updates'] == list(found.other_updates)
 
 
 def test_a_copy_that_fails_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
@@ -178,7 +214,7 @@ def test_a_fork_that_has_begun_goes_on_whatever_its_source_is_by_then(corpus, tm
     shutil.rmtree(short)
     assert main(again) == 0
     assert [start['from'] for start in starts(fork)] == [
-        {'run': str(short), 'step': 4, 'same_rates': True, 'other_rows': []}
+        {'run': str(short), 'step': 4, 'same_rates': True, 'other_rows': [], 'other_updates': []}
     ] * 3
 
 

@@ -55,6 +55,17 @@ def test_a_line_is_the_mean_since_the_last_line(tmp_path):
     assert means(writer.sums)['train/loss'] == 5.0
 
 
+@pytest.mark.parametrize('seconds', [0.1, 20, 40, 4000])
+def test_the_time_left_is_known_however_long_a_step_takes(seconds, tmp_path, monkeypatch):
+    writer, now = report(tmp_path, every=100), [0.0]
+    monkeypatch.setattr(writer._bar, 'get_time', lambda: now[0])
+    for number in range(1, 5):
+        now[0] += seconds
+        writer.step(number, metrics(1.0), 0.5)
+    assert writer._bar.tasks[0].time_remaining == math.ceil(6 * seconds)
+    writer.close()
+
+
 def test_a_sample_is_described_once_and_what_is_whole_is_not(tmp_path):
     out = io.StringIO()
     writer = report(tmp_path, out=out)

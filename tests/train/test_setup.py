@@ -135,3 +135,34 @@ def test_steps_on_gpus_have_no_sums_in_the_order_of_threads(setups: dict[str, Se
         object.__setattr__(setup, 'mesh', types.SimpleNamespace(devices=devices))
         setup.jit(lambda x: x)
         assert told == ({} if platform == 'cpu' else {'compiler_options': SAME_BITS})
+
+
+@pytest.mark.parametrize('parts', [{'accumulate': 4}, {'rows_at_once': 1}])
+@pytest.mark.parametrize('head', ['masked_softmax', 'partial_fc', 'nbc_softmax'])
+def test_a_batch_is_not_taken_in_parts_before_a_head_that_looks_at_all_of_it(head: str, parts: dict[str, int]):
+    config = long_range.get_config(f'task=digits,zoo=mha,size=smoke,head={head}')
+    with config.unlocked():
+        config.update(batch_size=8)
+        prepare(config).check()
+        config.update(parts)
+    names = r'taken in \d parts: config.accumulate is \d and config.rows_at_once is \w+; give accumulate=1'
+    with pytest.raises(UserError, match=names):
+        prepare(config).check()
+
+
+@pytest.mark.parametrize(('head', 'there'), [('softmax_z_loss', True), ('sampled_softmax', False)])
+def test_an_estimate_of_the_loss_is_not_reported_as_bits_of_the_text(head: str, there: bool):
+    made = language.get_config(f'zoo=mingru,head={head}')
+    with made.unlocked():
+        made.update(length=16, batch_size=2)
+        made.model.dim, made.model.stack.depth = 8, 1
+    setup = prepare(made)
+    _, metrics = jax.eval_shape(
+        lambda *given: setup.compiled.program(*given),
+        setup.abstract,
+        setup.abstract_batch(),
+        jax.ShapeDtypeStruct((), np.int32),
+        setup.scalars,
+    )
+    assert ('byte_loss' in metrics) == there
+    assert 'byte_loss' in jax.eval_shape(setup.compiled.averages, setup.abstract.variables, setup.abstract_batch())

@@ -36,6 +36,8 @@ class BlockContrastiveHead(ClassificationHead):
     Raises `UserError` for a share outside of 0 to 1.
     """
 
+    of_batch = True
+
     def __init__(
         self,
         dim: int,

@@ -1,6 +1,7 @@
 """The protocol of heads: the loss of their predictions, logits, and samples."""
 
 import abc
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +23,16 @@ class Head(Module):
     Attributes:
       documents: the number of documents that a prediction is about; a hidden state concatenates their vectors.
       degree: of real numbers, the power of their unit that the loss grows by; 0 where it is no such power.
+      of_batch: the objective of a hidden state depends on the others of its batch, which then is not divided into
+        parts.
+      estimated: of a head over a vocabulary, its objective has another value than its losses, so that it is no number
+        of nats of the text.
     """
 
     documents = 1
     degree = 0
+    of_batch = False
+    estimated = False
 
     @abc.abstractmethod
     def losses(self, hidden: Float[Array, '*b d'], targets: Shaped[Array, '...']) -> Float[Array, '*b']:
@@ -48,6 +55,11 @@ class Head(Module):
         A head that can sample without computing all logits overrides this method.
         """
         return sampling.sample(self.logits(hidden), key, temperature=temperature, top_p=top_p)
+
+
+def heads(model: Any) -> list[Head]:
+    """The heads within a model, an `nnx.Module`."""
+    return [part for _, part in nnx.iter_modules(model) if isinstance(part, Head)]
 
 
 def check_targets(targets: Int[Array, '*b'], classes: int) -> None:

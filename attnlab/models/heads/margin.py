@@ -84,6 +84,8 @@ class PartialFC(ArcFaceHead):
     Raises `UserError` for a share that is not above 0 and up to 1, and what `ArcFaceHead` raises.
     """
 
+    of_batch = True
+
     def __init__(
         self,
         dim: int,

@@ -19,6 +19,8 @@ class MaskedSoftmaxHead(ClassificationHead):
     reported loss. Kim, Kwon and Kim 2023, https://arxiv.org/abs/2309.14808. `vocab` is ignored.
     """
 
+    of_batch = True
+
     def __init__(self, dim: int, vocab: int, *, classes: int, mask: float | None = None, rngs: nnx.Rngs):
         super().__init__(dim, vocab, classes=classes, rngs=rngs)
         self.mask = mask

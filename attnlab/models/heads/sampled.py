@@ -26,6 +26,8 @@ class SampledSoftmax(VocabularyHead):
     itself do not count. Jean et al. 2015, https://arxiv.org/abs/1412.2007.
     """
 
+    estimated = True
+
     def __init__(self, dim: int, vocab: int, *, negatives: int = 64, correction: bool = True, rngs: nnx.Rngs):
         self.negatives, self.correction = negatives, correction
         self.weight = output_weight(dim, vocab, rngs)
@@ -56,6 +58,8 @@ class AugmentAndReduce(VocabularyHead):
     `1 / p(y)`, is estimated from a second draw and not differentiated, so that the mean of the objective is at least
     the loss. Ruiz et al. 2018, https://arxiv.org/abs/1802.04220, who keep an estimate of eta for every example.
     """
+
+    estimated = True
 
     def __init__(self, dim: int, vocab: int, *, negatives: int = 64, rngs: nnx.Rngs):
         self.negatives = negatives
