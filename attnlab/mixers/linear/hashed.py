@@ -96,7 +96,8 @@ class HashedAttention(Mixer):
                 state = HashedState(memory, ctx.segments_or_ones()[:, -1])
         else:
             # A column of ones among the values collects the sum of the weights.
-            y = Additive().both_ways(*summable(q, k, jnp.concatenate([v, ones], axis=-1)), Terms(), **core)
+            q, k, v = summable(q, k, jnp.concatenate([v, ones], axis=-1))
+            y = Additive().both_ways(q, k, v, Terms(), **core)
         y = SumNormalizer(eps=0.0)(y[..., :-1], y[..., -1]).astype(x.dtype)
         return self.output(y.reshape(x.shape)), state
 
