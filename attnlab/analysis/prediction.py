@@ -99,7 +99,7 @@ def matrix_of(head: Head) -> np.ndarray | None:
     """The matrix `o d` that scores of a head are products with; `None` if it has no such matrix."""
     if isinstance(head, VocabularyHead | LinkHead | MixtureOfSoftmaxes):
         return np.asarray(head.weight[...])
-    return np.asarray(head.linear.weight[...]).T if isinstance(head, ClassificationHead) else None
+    return np.asarray(head.linear.matrix()).T if isinstance(head, ClassificationHead) else None
 
 
 @dataclasses.dataclass(frozen=True)
