@@ -208,10 +208,15 @@ def linear_maps(model: Any) -> list[tuple[Any, str, Linear]]:
     ]
 
 
+def has_few_bits(model: Any) -> bool:
+    """Whether linear maps of a model are quantized."""
+    return any(isinstance(value, QuantizedLinear) for _, _, value in linear_maps(model))
+
+
 def check_maps(model: Any) -> list[tuple[Any, str, Linear]]:
     """The linear maps of a model. Raises `UserError` where it has none, or some that are quantized."""
     found = linear_maps(model)
-    if any(isinstance(value, QuantizedLinear) for _, _, value in found):
+    if has_few_bits(model):
         raise UserError('this model is quantized; take the run that it was made from')
     if not found:
         raise UserError('this model has no linear map, so there is nothing to quantize')
