@@ -19,6 +19,7 @@ from attnlab.data.text.tokenizers import load_tokenizer
 from attnlab.errors import UserError
 from attnlab.models.heads.classification import ClassificationHead
 from attnlab.models.heads.language import LanguageHead, TiedHead
+from attnlab.quantize.layers import matrix_of_inputs
 from attnlab.runs.loading import Loaded, load_checked
 from attnlab.tables import Column, Interval, Printer, Table, digits, plus_minus
 from attnlab.tasks.language import TOKENIZER
@@ -102,7 +103,7 @@ class Scores:
 def _linear(head: Any) -> tuple[Float[np.ndarray, 'd o'], Float[np.ndarray, 'o']] | None:
     """The map to logits and what is added, of a head that is no more than that; those derived from it have others."""
     if type(head) is ClassificationHead and head.linear.bias is not None:
-        return np.asarray(head.linear.matrix(), np.float64), np.asarray(head.linear.bias[...], np.float64)
+        return np.asarray(matrix_of_inputs(head.linear), np.float64), np.asarray(head.linear.bias[...], np.float64)
     if type(head) in (LanguageHead, TiedHead):
         weight = np.asarray(head.weight[...], np.float64).T
         return weight, np.zeros(weight.shape[1])

@@ -57,6 +57,12 @@ def shifted(x: Float[Array, '*b d'], shifts: nnx.Variable | None) -> Float[Array
     return x * jnp.broadcast_to(_power(-shifts[...]).astype(x.dtype), x.shape)
 
 
+def matrix_of_inputs(linear: Linear) -> Float[Array, 'd f']:
+    """The matrix that a map multiplies its inputs with as they are given, of one with shifts these undone."""
+    shifts: Any = getattr(linear, 'shifts', None)
+    return linear.matrix() if shifts is None else linear.matrix() * _power(-shifts[...])[:, None]
+
+
 def _power(exponents: Int8[Array, '*b']) -> Float[Array, '*b']:
     return jnp.ldexp(jnp.ones(exponents.shape, jnp.float32), exponents.astype(jnp.int32))
 
