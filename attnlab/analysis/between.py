@@ -106,8 +106,7 @@ def symmetries(model: Any) -> list[Symmetry]:
     stack = one_stack(model)
     stack.check_own()
     parameters = named_parameters(split(model)[1])
-    ends = ('/mixer_norm/scale', '/mlp_norm/scale')
-    norms = [path for path in parameters if path.endswith(ends) or path == 'norm/scale']
+    norms = [path for path, variable in parameters.items() if _of_norm(path, variable, model.dim)]
     stream = []
     for path, variable in parameters.items():
         names = variable.get_metadata()['axes']
@@ -128,6 +127,12 @@ def symmetries(model: Any) -> list[Symmetry]:
             if branch is not None:
                 found += state_symmetries(branch, parameters, before, repeat, called)
     return found
+
+
+def _of_norm(path: str, variable: Any, dim: int) -> bool:
+    """Whether a parameter is a number of every channel of the stream, of a norm of a block or the last."""
+    per_channel = variable.get_metadata()['axes'] == (None,) and variable[...].shape[-1] == dim
+    return per_channel and (path.startswith('norm/') or not {'mixer_norm', 'mlp_norm'}.isdisjoint(path.split('/')))
 
 
 def _of_channels(

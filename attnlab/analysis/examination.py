@@ -16,7 +16,8 @@ from attnlab.mixers.softmax.attention import Attention
 from attnlab.mixers.softmax.shaped import ShapedAttention
 from attnlab.models.layers import entered, layers
 from attnlab.models.predictor import one_stack
-from attnlab.quantize.layers import simulated
+from attnlab.quantize.layers import has_few_bits, simulated
+from attnlab.quantize.states import without_storage
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
 from attnlab.tasks.task import Batch, context
@@ -31,8 +32,9 @@ class Examination:
     """The results of `analyse_run`.
 
     Attributes:
-      layers: the statistics of every layer by name; those of `ATTENTION` only where the mixer is attention.
-      losses: the task's loss by the number of bits of weights and activations; 32 is the unquantized model.
+      layers: the statistics of every layer by name; those of `ATTENTION` only where the mixer is attention, and where
+        its state is stored, as they are before it is.
+      losses: the task's loss by the number of bits of weights and activations; 32 is the model as it is.
     """
 
     layers: tuple[Mapping[str, float], ...]
@@ -55,18 +57,22 @@ class Examination:
         return [layer for layer in self.layers if name in layer]
 
 
-def analyse_run(question: Question, printer: Printer, bits: tuple[int, ...]) -> Examination:
+def analyse_run(question: Question, printer: Printer, bits: tuple[int, ...], *, asked: bool = True) -> Examination:
     """Analyses a checkpoint on rows of a split, and writes `analysis/<step>.json` and a figure.
 
-    Raises `UserError` for rows that do not exist, a model without layers to analyse, or bits below 2.
+    Where the bits are not what was asked for but a default, a run whose maps are quantized is not rounded again. Raises
+    `UserError` for rows that do not exist, a model without layers to analyse, bits below 2, and bits that are asked
+    of such a run.
     """
     loaded = question.loaded
     question.check_layers('which has no layers to analyse')
     one_stack(loaded.setup.model)
     examples = question.batches()
+    few = has_few_bits(loaded.model())
+    bits = bits if asked or not few else ()
     found = Examination(tuple(_layers(loaded, examples)), _losses(loaded, examples, bits))
     curves = {name: [layer.get(name, np.nan) for layer in found.layers] for name in found.names()}
-    tables = (_layer_table(found, question.title), _bits_table(found.losses))
+    tables = (_layer_table(found, question.title), _bits_table(found.losses, few))
     record = question.record() | {'bits': list(bits)}
     question.report(printer, '', record, found.numbers(), tables, functools.partial(layer_curves, curves))
     return found
@@ -93,7 +99,7 @@ def _examine(model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.A
     for _, block in layers(model):
         numbers = {}
         taken = list(steps(block, streams, ctx))
-        mixer = mixer_of(block)
+        mixer = without_storage(mixer_of(block))
         if isinstance(mixer, Attention | ShapedAttention):
             weights, visible = mixer.read_weights(taken[0].normed, ctx)
             seen = jnp.broadcast_to(visible[:, None], weights.shape)
@@ -112,7 +118,7 @@ def _examine(model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.A
 
 
 def _losses(loaded: Loaded, rows: list[Batch], bits: tuple[int, ...]) -> dict[int, float]:
-    """The loss on the rows, unquantized and for each number of bits."""
+    """The loss on the rows, as the run is and for each number of bits."""
     losses = {32: _loss(loaded, rows)}
     for count in bits:
         losses[count] = _loss(loaded.altered(simulated(count)), rows)
@@ -130,7 +136,10 @@ def _layer_table(found: Examination, title: str) -> Table:
     return Table('layers', [Column('layer', right=True), *columns], rows, title)
 
 
-def _bits_table(losses: Mapping[int, float]) -> Table:
+def _bits_table(losses: Mapping[int, float], few: bool) -> Table:
+    if few:
+        column = Column('loss', digits('.4f'), True)
+        return Table('bits', (column,), [(losses[32],)], 'linear maps have few bits, and are not rounded again')
     columns = (
         Column('bits', right=True),
         Column('loss', digits('.4f'), True),

@@ -50,14 +50,14 @@ class Factors:
     ) -> 'Factors':
         """From second moments, and the gradients of single rows."""
         bases = [np.linalg.eigh(each.astype(np.float64))[1] for each in (of_inputs, of_outputs)]
-        turned = np.einsum('di,ndf,fj->nij', bases[0], gradients.astype(np.float64), bases[1])
+        turned = bases[0].T @ gradients.astype(np.float64) @ bases[1]
         return cls(bases[0], bases[1], np.mean(turned**2, axis=0))
 
     def solved(self, gradients: Float[np.ndarray, 'n d f'], damping: float) -> Float[np.ndarray, 'n d f']:
         """`(F + damping mean(lambda) I)^-1` times gradients."""
-        turned = np.einsum('di,ndf,fj->nij', self.inputs, gradients.astype(np.float64), self.outputs)
+        turned = self.inputs.T @ gradients.astype(np.float64) @ self.outputs
         turned /= self.values + damping * max(float(self.values.mean()), 1e-30)
-        return np.einsum('di,nij,fj->ndf', self.inputs, turned, self.outputs)
+        return self.inputs @ turned @ self.outputs.T
 
 
 def influences(

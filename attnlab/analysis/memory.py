@@ -19,7 +19,7 @@ from attnlab.context import PADDING, Context
 from attnlab.mixers.mixer import Mixer
 from attnlab.models.layers import entered, layers
 from attnlab.models.predictor import Stacked
-from attnlab.quantize.states import StoredCache, StoredState
+from attnlab.quantize.states import without_storage
 from attnlab.typing import Features, Segments, Sequence, State, Tokens
 
 
@@ -32,8 +32,7 @@ class Call(NamedTuple):
 
 def mixers(model: Stacked) -> list[Mixer]:
     """The mixer of every layer, without what stores its state; a block that has none is its own."""
-    found = [mixer_of(layer) for _, layer in layers(model)]
-    return [mixer.mixer if isinstance(mixer, StoredState | StoredCache) else mixer for mixer in found]
+    return [without_storage(mixer_of(layer)) for _, layer in layers(model)]
 
 
 def calls(model: Stacked, inputs: Tokens | Features, ctx: Context) -> list[Call]:

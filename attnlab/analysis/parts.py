@@ -1,6 +1,7 @@
 """Parts of a model apart: what is left without a head, and what every branch adds to an observable."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +14,17 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.models.layers import layers
 from attnlab.models.predictor import Stacked, one_stack
+from attnlab.nn.norms import LayerNorm, NoNorm, OffsetRMSNorm, RMSNorm, SimpleRMSNorm
 from attnlab.typing import Embedded, Features, Tokens
 
-NOT_A_SUM = 'the last norm or the head does more than scale channels, so what branches add does not add up'
+NOT_A_SUM = 'what branches add does not add up'
 """Said of a model of which `propagated` cannot be."""
+
+NOT_LINEAR = f'the head does more than a linear map does, so {NOT_A_SUM}'
+"""Said where it is the head."""
+
+SCALING = (RMSNorm, OffsetRMSNorm, SimpleRMSNorm, NoNorm)
+"""Norms that only scale channels, their statistics held."""
 
 
 def without_head(heads: int, head: int) -> Change:
@@ -66,14 +74,20 @@ def propagated(
 
         o^T logits = sum_places  o^T W (g * v_place) / rms,    direction_place = d(o^T logits) / d v_place
 
-    Contributions are of the embedding and of the output of every branch, the last norm's scale `rms` held as it is, and
-    of the `head`, what it gives to zeros, such as its bias; their sum is the observable, to rounding. Directions are
+    Contributions are of the embedding and of the output of every branch, the last norm's scale `rms` held as it is
+    (of a `LayerNorm` its standard deviation, with `v - mean(v)` for v), and of the `head`, what it gives where all of
+    these are zero, such as its bias and that of the norm; their sum is the observable, to rounding. Directions are
     derivatives at the point, through everything behind. Dunefsky and Cohan 2023, https://arxiv.org/abs/2312.16291, who
     propagate by the weights of single heads.
 
-    Raises `UserError` for a final norm or a head by which they do not add up, for which they are NaN in a compiled
-    function, where nothing can be raised; and for residuals with several streams.
+    Raises `UserError` for a final norm or a head by which they do not add up, for residuals with several streams, and
+    not for a head in a compiled function, where nothing can be raised: contributions are NaN there.
     """
+    if type(model.norm) not in (*SCALING, LayerNorm):
+        raise UserError(
+            f'the last norm is {type(model.norm).__name__}, which is no linear map with its statistics held, so '
+            f'{NOT_A_SUM}; they do with {LayerNorm.__name__}, {", ".join(each.__name__ for each in SCALING)}'
+        )
     names = ['embedding']
     for index, layer in layers(model):
         if not isinstance(layer, Block):
@@ -102,12 +116,24 @@ def propagated(
     stream = seen[last]
     if stream.ndim != 3:
         raise UserError('the residual has several streams, to which branches do not simply add')
-    ratio = hidden[:, token] / jnp.where(stream[:, token] == 0, 1, stream[:, token])
     pull = jax.vjp(model.logits, hidden[:, token])[1](jnp.broadcast_to(observable, (len(hidden), len(observable))))[0]
-    found = {name: jnp.sum(seen[name][:, token] * ratio * pull, axis=-1) for name in names}
-    found['head'] = model.logits(jnp.zeros_like(hidden[:, token])) @ observable
+    through, given = _through(model.norm, stream[:, token], hidden[:, token], pull)
+    found = {name: jnp.sum(seen[name][:, token] * through, axis=-1) for name in names}
+    found['head'] = model.logits(jnp.zeros_like(hidden[:, token])) @ observable + given
     total, size = sum(found.values()), sum(map(jnp.abs, found.values()))
     off = jnp.any(jnp.abs(total - whole) > float(jnp.finfo(hidden.dtype).eps) ** 0.5 * size)
     if not isinstance(off, jax.core.Tracer) and bool(off):
-        raise UserError(NOT_A_SUM)
+        raise UserError(NOT_LINEAR)
     return {name: jnp.where(off, jnp.nan, each) for name, each in found.items()}, directions
+
+
+def _through(
+    norm: Any, x: Float[Array, 'b d'], y: Float[Array, 'b d'], pull: Float[Array, 'b d']
+) -> tuple[Float[Array, 'b d'], Float[Array, 'b'] | float]:
+    """What a norm of `x`, its statistics held, makes of a derivative by its output `y`, and what its bias gives."""
+    if not isinstance(norm, LayerNorm):
+        return y / jnp.where(x == 0, 1, x) * pull, 0.0
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    to = norm.scale[...][None] * jax.lax.rsqrt(jnp.var(wide, axis=-1, keepdims=True) + norm.eps) * pull
+    # The mean is taken off what is added, or as well off what it is multiplied with.
+    return to - jnp.mean(to, axis=-1, keepdims=True), jnp.sum(norm.bias[...][None] * pull, axis=-1)

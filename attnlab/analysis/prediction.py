@@ -19,6 +19,7 @@ from attnlab.models.heads.head import Head
 from attnlab.models.heads.language import VocabularyHead
 from attnlab.models.heads.links import LinkHead
 from attnlab.models.heads.mixture import MixtureOfSoftmaxes
+from attnlab.quantize.layers import matrix_of_inputs
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits, pairs
 from attnlab.tasks.task import Batch, Task
@@ -99,7 +100,7 @@ def matrix_of(head: Head) -> np.ndarray | None:
     """The matrix `o d` that scores of a head are products with; `None` if it has no such matrix."""
     if isinstance(head, VocabularyHead | LinkHead | MixtureOfSoftmaxes):
         return np.asarray(head.weight[...])
-    return np.asarray(head.linear.weight[...]).T if isinstance(head, ClassificationHead) else None
+    return np.asarray(matrix_of_inputs(head.linear)).T if isinstance(head, ClassificationHead) else None
 
 
 @dataclasses.dataclass(frozen=True)

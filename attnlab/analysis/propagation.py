@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from attnlab.analysis.asked import Asked, Prompts, asked_of, asked_record
 from attnlab.analysis.interventions import places
-from attnlab.analysis.parts import NOT_A_SUM, propagated
+from attnlab.analysis.parts import NOT_LINEAR, propagated
 from attnlab.analysis.question import Question
 from attnlab.context import Context
 from attnlab.errors import UserError
@@ -56,7 +56,7 @@ def propagation(loaded: Loaded, asked: Asked) -> Propagation:
         found.append(run(loaded.variables, tokens[None], ctx, asked.asked[row], jnp.asarray(pair), signs))
     adds, norms = jax.tree.map(lambda *each: np.mean(np.stack(each), axis=0), *jax.device_get(found))
     if any(np.isnan(each) for each in adds.values()):
-        raise UserError(NOT_A_SUM)
+        raise UserError(NOT_LINEAR)
     order = [place for place in (*places(loaded.model()), 'head') if place in adds]
     return Propagation(
         value=float(sum(adds.values())),

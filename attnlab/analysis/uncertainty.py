@@ -19,11 +19,12 @@ from attnlab.data.text.tokenizers import load_tokenizer
 from attnlab.errors import UserError
 from attnlab.models.heads.classification import ClassificationHead
 from attnlab.models.heads.language import LanguageHead, TiedHead
+from attnlab.quantize.layers import matrix_of_inputs
 from attnlab.runs.loading import Loaded, load_checked
 from attnlab.tables import Column, Interval, Printer, Table, digits, plus_minus
 from attnlab.tasks.language import TOKENIZER
 from attnlab.tasks.task import Textual
-from attnlab.train.cost import flops_per_token
+from attnlab.train.cost import forward_flops_per_token
 
 COVERAGES = (1.0, 0.9, 0.8, 0.5)
 """Shares of inputs that are answered, of which the accuracy is shown."""
@@ -102,7 +103,7 @@ class Scores:
 def _linear(head: Any) -> tuple[Float[np.ndarray, 'd o'], Float[np.ndarray, 'o']] | None:
     """The map to logits and what is added, of a head that is no more than that; those derived from it have others."""
     if type(head) is ClassificationHead and head.linear.bias is not None:
-        return np.asarray(head.linear.matrix(), np.float64), np.asarray(head.linear.bias[...], np.float64)
+        return np.asarray(matrix_of_inputs(head.linear), np.float64), np.asarray(head.linear.bias[...], np.float64)
     if type(head) in (LanguageHead, TiedHead):
         weight = np.asarray(head.weight[...], np.float64).T
         return weight, np.zeros(weight.shape[1])
@@ -334,7 +335,7 @@ def _handed_on(
     What is handed on are rows, whatever is predicted in them: a language model has to read a text to predict its last
     token, so that a token handed on costs nearly as much as all of them. A row of several predictions is as sure as
     their largest probabilities on average, which is the accuracy that a calibrated run expects of it. Costs are
-    operations that the definition of a model needs.
+    operations of a forward pass that the definition of a model needs.
     """
     loaded = _run(second, None, other_data, ema=firsts[0].ema)
     _check_together(loaded, second, firsts[0], workdir)
@@ -373,8 +374,8 @@ def _read_at(loaded: Loaded, other: Loaded) -> Loaded:
 
 
 def _operations(loaded: Loaded) -> float:
-    """That a row needs."""
-    return flops_per_token(loaded.setup) * loaded.setup.length
+    """Of a forward pass over a row: a run of few bits has no gradient of weights, and needs as many as another."""
+    return forward_flops_per_token(loaded.setup) * loaded.setup.length
 
 
 def examined(

@@ -77,7 +77,12 @@ def _flags() -> flags.FlagValues:
     define_split(values)
     flags.DEFINE_integer('rows', 32, 'Rows to look at, of the length trained on.', lower_bound=1, flag_values=values)
     define_format(values)
-    flags.DEFINE_list('bits', ['8', '6', '4'], 'Bits of weights and activations to try.', flag_values=values)
+    flags.DEFINE_list(
+        'bits',
+        ['8', '6', '4'],
+        'Bits of weights and activations to try; none by default of a run that has few already.',
+        flag_values=values,
+    )
     flags.DEFINE_boolean(
         'inside',
         False,
@@ -225,7 +230,7 @@ def _analyse(
     else:
         from attnlab.analysis.examination import analyse_run
 
-        analyse_run(question, printer, numbers['bits'])
+        analyse_run(question, printer, numbers['bits'], asked=bool(values['bits'].present))
 
 
 def _define_prompts(values: flags.FlagValues) -> None:

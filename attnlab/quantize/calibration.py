@@ -45,7 +45,7 @@ class Calibration:
 
     Attributes:
       bits: of inputs.
-      rows: of training, that ranges are taken from.
+      rows: of training, that ranges are taken from, of padding too.
       weights: as of `Quantization`.
       state: as of `Quantization`.
     """
@@ -180,6 +180,8 @@ def listened(
     loaded: Loaded, model: Any, batches: list[Batch]
 ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], list[tuple[Any, list[str]]]]:
     """The ranges of the channels that every map reads, in order of the maps; and norms with the maps that read them.
+
+    What is read of padding is in the ranges, as of all other tokens.
 
     Raises `UserError` for a map that reads nothing.
     """

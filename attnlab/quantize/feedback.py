@@ -124,10 +124,10 @@ class Moments(nnx.Variable):
 
 
 class Watched(Linear):
-    """A linear map whose `moments` have the derivative `sum x x^T` over all of its inputs, whatever the function.
+    """A linear map whose `moments` have the derivative `sum x x^T` over its inputs, whatever the function.
 
-    So the inputs of a map come along through scans, maps over axes and stacks of layers, as derivatives do. Those on
-    which the function does not depend by a derivative are not counted.
+    So the inputs of a map come along through scans, maps over axes and stacks of layers, as derivatives do. Those whose
+    own derivative is zero, on which the function does not depend, such as padding, are not counted.
 
     Raises `UserError` for a map whose weight is rounded or stored, which this one would not compute with.
     """
@@ -153,7 +153,8 @@ def _forward(x: Array, moments: Array) -> tuple[Array, Array]:
 
 
 def _backward(x: Array, derivative: Array) -> tuple[Array, Array]:
-    rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
+    there = jnp.any(derivative.reshape(-1, x.shape[-1]) != 0, axis=-1)
+    rows = jnp.where(there[:, None], x.reshape(-1, x.shape[-1]).astype(jnp.float32), 0)
     return derivative, jnp.einsum('nd,ne->de', rows, rows, precision=jax.lax.Precision.HIGHEST)
 
 

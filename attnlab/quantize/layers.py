@@ -57,6 +57,12 @@ def shifted(x: Float[Array, '*b d'], shifts: nnx.Variable | None) -> Float[Array
     return x * jnp.broadcast_to(_power(-shifts[...]).astype(x.dtype), x.shape)
 
 
+def matrix_of_inputs(linear: Linear) -> Float[Array, 'd f']:
+    """The matrix that a map multiplies its inputs with as they are given, of one with shifts these undone."""
+    shifts: Any = getattr(linear, 'shifts', None)
+    return linear.matrix() if shifts is None else linear.matrix() * _power(-shifts[...])[:, None]
+
+
 def _power(exponents: Int8[Array, '*b']) -> Float[Array, '*b']:
     return jnp.ldexp(jnp.ones(exponents.shape, jnp.float32), exponents.astype(jnp.int32))
 
@@ -208,10 +214,15 @@ def linear_maps(model: Any) -> list[tuple[Any, str, Linear]]:
     ]
 
 
+def has_few_bits(model: Any) -> bool:
+    """Whether linear maps of a model are quantized."""
+    return any(isinstance(value, QuantizedLinear) for _, _, value in linear_maps(model))
+
+
 def check_maps(model: Any) -> list[tuple[Any, str, Linear]]:
     """The linear maps of a model. Raises `UserError` where it has none, or some that are quantized."""
     found = linear_maps(model)
-    if any(isinstance(value, QuantizedLinear) for _, _, value in found):
+    if has_few_bits(model):
         raise UserError('this model is quantized; take the run that it was made from')
     if not found:
         raise UserError('this model has no linear map, so there is nothing to quantize')

@@ -43,7 +43,7 @@ class ShiftCalibration:
 
     Attributes:
       element: of inputs, as of `attnlab.quantize.formats.Floating`.
-      rows: of training, that biases are found on.
+      rows: of training, that biases are found on, on padding too.
       weights: as of `Quantization`.
       state: as of `Quantization`.
     """

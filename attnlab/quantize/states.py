@@ -316,6 +316,11 @@ def state_called(text: str) -> StateFormat:
     return format
 
 
+def without_storage(mixer: Any) -> Any:
+    """The mixer without what stores its state; one that is not stored, as it is."""
+    return mixer.mixer if isinstance(mixer, StoredState | StoredCache) else mixer
+
+
 def with_stored_state(mixer: Any, how: StateFormat) -> Mixer | None:
     """A mixer whose state is stored; `None` where there is nothing of the kind to store."""
     if isinstance(how, KIVI):

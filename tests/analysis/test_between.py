@@ -23,11 +23,12 @@ from attnlab.cli import main
 from attnlab.config import spec
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.nn.norms import RMSNorm
+from attnlab.nn.norms import DynamicTanh, EvoNormS0, LayerNorm, OffsetRMSNorm, RMSNorm
 from attnlab.quantize.formats import Symmetric
 from attnlab.quantize.layers import Quantization
 from attnlab.runs.loading import load_run
 from attnlab.runs.record import read_record
+from attnlab.testing.noise import perturbed
 from attnlab.train.optimizer import named_parameters
 from attnlab.train.state import split
 from tests.analysis.test_parts import TOKENS, made
@@ -70,6 +71,15 @@ def test_a_permuted_copy_is_found_again(name):
             np.testing.assert_array_equal(found[path], each)
         for name_, order in orders.items():
             np.testing.assert_array_equal(order[back[name_]], np.arange(len(order)))
+
+
+@pytest.mark.parametrize('norm', [LayerNorm, DynamicTanh, EvoNormS0, OffsetRMSNorm])
+def test_all_that_norms_have_of_a_channel_goes_with_it(norm):
+    model = perturbed(made('nope', depth=1, heads=2, norm=norm), 0.3)
+    stream = symmetries(model)[0]
+    one, order = arrays(model), stream.drawn(0)
+    before, after = outputs(model, one), outputs(model, permuted(one, stream, order))
+    np.testing.assert_allclose(after, before[..., order], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,17 @@
 """What is said of a head's predictions, from hidden states and tokens that are known."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
 from attnlab.analysis import heads
-from attnlab.analysis.prediction import Asked, _examined
+from attnlab.analysis.prediction import Asked, _examined, matrix_of
+from attnlab.models.heads.classification import ClassificationHead
 from attnlab.models.heads.language import LanguageHead
+from attnlab.quantize.formats import Symmetric
+from attnlab.quantize.layers import Quantization, ShiftedLinear
+from attnlab.quantize.training import Rounded
 
 TOKENS, WIDTH = 5, 3
 
@@ -64,3 +69,19 @@ def test_heads_are_refitted_to_one_half_and_measured_on_the_other(head, rows, ex
         losses = ([each.held_out for each in refits] for refits in (found, examined.refits))
         assert np.allclose(*losses, rtol=1e-4) == same
     np.testing.assert_allclose(examined.loss, rows[1].losses.mean())
+
+
+def shifted(head):
+    head.linear = ShiftedLinear(head.linear, jnp.asarray([0, -2, -1], jnp.int8))
+    return head
+
+
+@pytest.mark.parametrize('changed', [Quantization(Symmetric(8)), Rounded(Symmetric(8)), shifted, None])
+def test_the_matrix_of_classes_is_what_the_head_multiplies_with(changed):
+    head = ClassificationHead(WIDTH, 1, classes=4, rngs=nnx.Rngs(0))
+    plain = np.asarray(head.linear.weight[...]).T
+    found = matrix_of(head if changed is None else changed(head))
+    np.testing.assert_allclose(found, plain, atol=2 / 127 * np.abs(plain).max())
+    assert found.shape == (4, WIDTH) and (changed in (shifted, None)) == np.array_equal(found, plain)
+    hidden = jnp.asarray(np.random.default_rng(0).standard_normal((5, WIDTH)), jnp.float32)
+    np.testing.assert_allclose(head.logits(hidden) - head.logits(jnp.zeros_like(hidden)), hidden @ found.T, atol=1e-5)

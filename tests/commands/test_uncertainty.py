@@ -14,9 +14,11 @@ from attnlab.analysis import odin, scores, uncertainty
 from attnlab.analysis.outputs import changed, outputs, reader, stacked
 from attnlab.analysis.risk import LOSSES
 from attnlab.cli import main
+from attnlab.quantize.formats import Symmetric
+from attnlab.quantize.layers import Quantization
 from attnlab.runs.loading import load_run
 from attnlab.tasks.task import context
-from attnlab.train.cost import flops_per_token
+from attnlab.train.cost import forward_flops_per_token
 from tests.bad_inputs.conftest import LANGUAGE, SMALL, originals
 
 __all__ = ['originals']
@@ -137,7 +139,7 @@ def test_language_models_together(originals, larger, capsys):
     members = [load_run(place) for place in (run, larger)]
     # All members read every row, and as the first one does: the second run, a member, costs as much as it does alone.
     at_16 = dataclasses.replace(members[1].setup, length=16)
-    alone = flops_per_token(members[0].setup) / flops_per_token(at_16)
+    alone = forward_flops_per_token(members[0].setup) / forward_flops_per_token(at_16)
     np.testing.assert_allclose(found['cascade']['cost'][0], 1 + alone)
     assert 0.1 < alone < 0.9
     rows = stacked(members[0], 'valid', 8, 1)
@@ -154,6 +156,12 @@ def test_language_models_together(originals, larger, capsys):
     assert asked(larger, '--rows=8') == 0
     assert 'logits of BoundedHead are no linear map' in capsys.readouterr().out
     assert 'vim' not in record(larger)['selective']
+
+
+def test_a_row_costs_as_much_in_few_bits(originals):
+    loaded = load_run(originals / 'run')
+    few = loaded.altered(Quantization(Symmetric(4)))
+    assert uncertainty._operations(few) == uncertainty._operations(loaded) > 0
 
 
 @pytest.mark.parametrize('name', LOSSES)

@@ -167,6 +167,24 @@ def test_second_moments_are_those_of_what_maps_read():
     np.testing.assert_allclose(stacked, np.einsum('lnd,lne->lde', read, read), rtol=1e-5, atol=1e-5)
 
 
+def test_what_the_loss_does_not_depend_on_is_not_counted():
+    """Such as padding."""
+    model, x = Layers(), jax.random.normal(jax.random.key(2), (5, 6, 3))
+    there = jnp.arange(5) < 3
+    watching = watched(model)
+
+    def measure(model, batch, key):
+        return {'loss': Average(jnp.sum(jnp.where(batch['there'][:, None, None], model(batch['x'])[0], 0) ** 2), 1)}
+
+    setup = mock.NonCallableMock(spec=Setup, jit=jax.jit, task=types.SimpleNamespace(measure=measure))
+    tell(setup, model, Moments, [{'x': x, 'there': there}])
+    first, stacked = (np.asarray(each.moments[...]) for each in watching)
+    rows = np.asarray(x)[:3].reshape(-1, 3)
+    np.testing.assert_allclose(first, rows.T @ rows, rtol=1e-5)
+    read = np.asarray(model(x)[1])[:, :3].reshape(2, -1, 4)
+    np.testing.assert_allclose(stacked, np.einsum('lnd,lne->lde', read, read), rtol=1e-5, atol=1e-5)
+
+
 def test_a_map_that_is_shared_is_watched_once():
     mlp = GatedMLP(4, rngs=nnx.Rngs(0))
     mlp.up = mlp.gate
