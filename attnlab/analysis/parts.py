@@ -83,9 +83,10 @@ def propagated(
     Raises `UserError` for a final norm or a head by which they do not add up, for residuals with several streams, and
     not for a head in a compiled function, where nothing can be raised: contributions are NaN there.
     """
-    if type(model.norm) not in (*SCALING, LayerNorm):
+    norm: Any = getattr(model, 'norm', None)
+    if type(norm) not in (*SCALING, LayerNorm):
         raise UserError(
-            f'the last norm is {type(model.norm).__name__}, which is no linear map with its statistics held, so '
+            f'the last norm is {type(norm).__name__}, which is no linear map with its statistics held, so '
             f'{NOT_A_SUM}; they do with {LayerNorm.__name__}, {", ".join(each.__name__ for each in SCALING)}'
         )
     names = ['embedding']
@@ -117,7 +118,7 @@ def propagated(
     if stream.ndim != 3:
         raise UserError('the residual has several streams, to which branches do not simply add')
     pull = jax.vjp(model.logits, hidden[:, token])[1](jnp.broadcast_to(observable, (len(hidden), len(observable))))[0]
-    through, given = _through(model.norm, stream[:, token], hidden[:, token], pull)
+    through, given = _through(norm, stream[:, token], hidden[:, token], pull)
     found = {name: jnp.sum(seen[name][:, token] * through, axis=-1) for name in names}
     found['head'] = model.logits(jnp.zeros_like(hidden[:, token])) @ observable + given
     total, size = sum(found.values()), sum(map(jnp.abs, found.values()))
