@@ -160,6 +160,6 @@ def _other_updates(old: ConfigDict, new: ConfigDict) -> tuple[str, ...]:
     aside = BESIDE.union(READ_BY)
     kept = (ConfigDict({k: v for k, v in c.items() if k not in aside}, convert_dict=False) for c in (old, new))
     # The checkpoint may have an average that the new run does without.
-    unused = ('optimizer.ema:',) if new.optimizer.get('ema') is None else ()
+    unused = ('optimizer.ema:',) if new.optimizer.ema is None else ()
     rates = ('optimizer.peak_lr:', 'optimizer.schedule.')
     return tuple(one for one in differences(*kept) if not one.startswith((*rates, *unused)))
