@@ -157,6 +157,7 @@ class _Worker:
             if again:
                 self._close()
                 self.process = self._start()
+                return True
         return self.process.poll() is None
 
     def _count_death(self) -> None:

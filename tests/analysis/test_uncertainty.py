@@ -152,7 +152,7 @@ def test_all_of_an_ensemble_cost(monkeypatch):
     monkeypatch.setattr(uncertainty, '_run', lambda *_, **__: run)
     monkeypatch.setattr(uncertainty, 'stacked', lambda *_: {'label': known.labels})
     monkeypatch.setattr(uncertainty, 'outputs', lambda *_: known)
-    monkeypatch.setattr(uncertainty, 'flops_per_token', lambda setup: 5.0)
+    monkeypatch.setattr(uncertainty, 'forward_flops_per_token', lambda setup: 5.0)
     found = examined(known, known, Scores(), 0.1, {})
     for count in (1, 3):
         here, other = pathlib.Path('here'), pathlib.Path('other')
