@@ -177,11 +177,12 @@ def main(argv: list[str] | None = None) -> int:
         message = str(missing)
     except RuntimeError as error:
         shortage = out_of_memory(error)
-        if shortage is None and not unserved(error):
-            raise
-        message = f'the device has too little memory: {shortage}; {LESS.get(name, LESS_ELSEWHERE)}'
-        if shortage is None:
+        if shortage is not None:
+            message = f'the device has too little memory: {shortage}; {LESS.get(name, LESS_ELSEWHERE)}'
+        elif unserved(error):
             message = str(error)
+        else:
+            raise
         _forget_what_failed()
     lines = [visible(f'attnlab: {message}')]
     if sys.stderr.isatty():

@@ -1,10 +1,8 @@
 """Linear maps of the last axis."""
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from attnlab.errors import UserError
@@ -20,15 +18,6 @@ fan_in_normal = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal')
 
 small_orthogonal = nnx.initializers.orthogonal(0.1)
 """A tenth of a matrix with orthogonal rows or columns."""
-
-
-def within(inputs: int) -> Initializer:
-    """Uniform within one over the square root of the number of inputs, as biases of PyTorch's linear maps start."""
-
-    def draw(key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-        return jax.random.uniform(key, shape, dtype, -1, 1) * inputs**-0.5
-
-    return draw
 
 
 class Linear(Module):

@@ -2,11 +2,12 @@
 
 import contextlib
 import enum
+import functools
 import math
 import pathlib
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -71,7 +72,8 @@ def run_trial(
     path.parent.mkdir(exist_ok=True)
     with files.appending(path) as file:
         console = plain_console(file=file, width=120)
-        outcome, value, reason = _outcome(study, claim, programs, followers, console, stop)
+        run = functools.partial(_value, study, claim, programs, followers, console, stop)
+        outcome, value, reason = _outcome(run, claim, programs, console)
         if reason is not None:
             console.print(f'failed: {reason}')
     before = claim.notes.get('seconds', 0.0)
@@ -96,17 +98,12 @@ def follow_trial(folder: pathlib.Path, order: Order, programs: Programs) -> None
 
 
 def _outcome(
-    study: Study,
-    claim: Claim,
-    programs: Programs,
-    followers: Followers,
-    console: Console,
-    stop: threading.Event | None,
+    run: Callable[[], float | Outcome], claim: Claim, programs: Programs, console: Console
 ) -> tuple[Outcome, float | None, str | None]:
-    """The outcome, with the value of a completed trial and the reason of a failed one."""
+    """The outcome of what runs a trial, with the value of a completed one and the reason of a failed one."""
     starts = claim.notes.get('starts', [])
     try:
-        value = _value(study, claim, programs, followers, console, stop)
+        value = run()
     except (Failed, Unbuildable, loop.NonFinite) as error:
         return Outcome.FAILED, None, str(error)
     except (UserError, OSError):

@@ -4,27 +4,17 @@ import abc
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
+from attnlab.data.edition import Editioned
 from attnlab.data.long_range.dataset import Dataset, Example, Kind, digest_of, known_split
 from attnlab.data.synthetic.problem import SPLITS
 
 
-class Distribution(abc.ABC):
-    """A distribution of examples: a frozen dataclass whose fields set the difficulty.
-
-    Attributes:
-      edition: raised where examples drawn from the same seed become others.
-    """
-
-    edition: ClassVar[int] = 1
-
-    @property
-    def name(self) -> str:
-        """All fields and the edition, if not the first: what identifies the examples of a seed."""
-        return repr(self) if self.edition == 1 else f'{self!r}, edition {self.edition}'
+class Distribution(Editioned, abc.ABC):
+    """A distribution of labelled examples of one kind."""
 
     @property
     @abc.abstractmethod

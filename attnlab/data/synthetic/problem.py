@@ -3,10 +3,11 @@
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from attnlab.data.edition import Editioned
 from attnlab.data.pipeline import Row
 from attnlab.errors import UserError, nearest
 
@@ -34,19 +35,8 @@ class Example(NamedTuple):
     targets: np.ndarray
 
 
-class Problem(abc.ABC):
-    """A distribution of examples: a frozen dataclass whose fields set the difficulty.
-
-    Attributes:
-      edition: raised where examples drawn from the same seed become others.
-    """
-
-    edition: ClassVar[int] = 1
-
-    @property
-    def name(self) -> str:
-        """All fields and the edition, if not the first: what identifies the examples of a seed."""
-        return repr(self) if self.edition == 1 else f'{self!r}, edition {self.edition}'
+class Problem(Editioned, abc.ABC):
+    """A distribution of sequences of tokens, or of numbers, with what is predicted in them."""
 
     @property
     @abc.abstractmethod

@@ -7,8 +7,8 @@ from attnlab.errors import UserError
 from attnlab.functional.indices import check_indices
 from attnlab.functional.lookup import lookup
 from attnlab.models.inputs.inputs import Inputs
-from attnlab.nn.parameter import param
-from attnlab.nn.projections import Linear, within
+from attnlab.nn.parameter import param, uniform_within
+from attnlab.nn.projections import Linear
 from attnlab.typing import Features, Sequence, Tokens
 
 
@@ -52,7 +52,7 @@ class Projection(Inputs):
         del vocab
         self.features = features
         self.linear = Linear(
-            features, dim, bias=True, axes=(None, 'embed'), bias_initializer=within(features), rngs=rngs
+            features, dim, bias=True, axes=(None, 'embed'), bias_initializer=uniform_within(features**-0.5), rngs=rngs
         )
 
     def __call__(self, tokens: Features, dtype: DTypeLike | None = None) -> Sequence:

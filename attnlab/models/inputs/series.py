@@ -14,8 +14,8 @@ from jaxtyping import Float
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.models.inputs.inputs import Inputs
-from attnlab.nn.parameter import buffer, param
-from attnlab.nn.projections import Linear, within
+from attnlab.nn.parameter import buffer, param, uniform_within
+from attnlab.nn.projections import Linear
 from attnlab.nn.windows import Basis
 
 Window = Float[Array, 'b steps v']
@@ -216,7 +216,7 @@ class VariatesAsTokens(SeriesInputs):
         self.places, self.covariates, self.width = variates + covariates, covariates, dim
         # Not zero: a variate that is constant over the look-back is zeros once it is normalised.
         self.linear = Linear(
-            lookback, dim, bias=True, axes=(None, 'embed'), bias_initializer=within(lookback), rngs=rngs
+            lookback, dim, bias=True, axes=(None, 'embed'), bias_initializer=uniform_within(lookback**-0.5), rngs=rngs
         )
 
     def __call__(self, tokens: Window, dtype: DTypeLike | None = None) -> Rows:
