@@ -14,6 +14,7 @@ from attnlab.functional.discretize import inverse_softplus, log_uniform
 from attnlab.functional.recomputed import recomputed, recomputed_method
 from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
+from attnlab.nn.heads import head_channels
 from attnlab.nn.parameter import param
 from attnlab.nn.positions import Alibi
 from attnlab.nn.projections import Linear
@@ -158,3 +159,18 @@ class ForgetGate(Module):
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t h']:
         return jax.nn.log_sigmoid(self.linear(x).astype(state_dtype(x.dtype)))
+
+
+class ScaledForgetGate(ForgetGate):
+    """`ForgetGate` divided by the root of `dim / heads`, as the scores that it is added to are, in float32 or better.
+
+    So PaTH has it in its released code: Yang et al. 2025, https://arxiv.org/abs/2505.16381. Raises `UserError` for
+    heads that do not divide the width.
+    """
+
+    def __init__(self, dim: int, *, heads: int, rngs: nnx.Rngs):
+        super().__init__(dim, heads=heads, rngs=rngs)
+        self.scale = head_channels(dim, heads) ** -0.5
+
+    def __call__(self, x: Sequence) -> Float[Array, 'b t h']:
+        return self.scale * super().__call__(x)
