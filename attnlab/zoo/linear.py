@@ -183,9 +183,11 @@ LINEAR = {
         notes=(
             'Trained from scratch, with a softmax of features and one of their negatives, as in the later code of the '
             'authors, LoLCATs, whose maps have no biases. The paper defines exponentials in the place of both: '
-            'feature_map=SignedExponentials, which has no biases. In flash-linear-attention, whose maps have biases as '
-            'these, features and negatives are doubled and have one softmax together. The paper also converts trained '
-            'softmax attention, by distillation of its weights.'
+            'feature_map=SignedExponentials, which has no biases. In flash-linear-attention one map, with biases as '
+            'here, serves all heads, and features and negatives are doubled and have one softmax together: '
+            'feature_map=JointHedgehog; its layer divides by a norm of heads, not by sums of weights: normalizer=None, '
+            'norm=RMSNorm with eps=1e-5, scale=None. The paper also converts trained softmax attention, by '
+            'distillation of its weights.'
         ),
     ),
     'ecoformer': Recipe(

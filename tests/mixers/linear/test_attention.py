@@ -16,11 +16,13 @@ from attnlab.functional.normalizers import SumNormalizer
 from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.linear.write import Delta
 from attnlab.nn.decays import LowRankDecay, SlopeDecay
-from attnlab.nn.feature_maps import CosFormer, EluPlusOne, SquaredProduct, Taylor
+from attnlab.nn.feature_maps import CosFormer, EluPlusOne, HeadSquaredProduct, JointHedgehog, SquaredProduct, Taylor
 from attnlab.nn.gates import Terms, TiedKeys, WriteStrength
 from attnlab.nn.levels import LevelWeights
+from attnlab.nn.norms import RMSNorm
 from attnlab.nn.preludes import ShortConv
-from attnlab.testing.contract import context
+from attnlab.testing.contract import Subject, context
+from attnlab.testing.contract.streaming import check_decoding
 from attnlab.testing.noise import noise
 from attnlab.zoo.hybrids import HYBRIDS
 from attnlab.zoo.linear import LINEAR
@@ -34,6 +36,7 @@ from tests.mixers.linear.equations import (
     documents,
     gated_output,
     heads,
+    normed,
     recipe,
     sigmoid,
     silu,
@@ -147,6 +150,30 @@ def hedgehog(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
         return features(q[h], query[h], shift_q[h]) @ features(k[h], key[h], shift_k[h])
 
     return weighted(mixer, x, weight, 1e-12)
+
+
+def joint_hedgehog(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+    """As in flash-linear-attention, with its layer's norm in the place of the sum of weights."""
+
+    def features(x: np.ndarray, matrix: np.ndarray, bias: np.ndarray) -> np.ndarray:
+        y = np.exp(2 * np.concatenate([x @ matrix + bias, -x @ matrix - bias], axis=-1))
+        return y / y.sum(-1, keepdims=True)
+
+    q, k, v = (heads(apply(linear, x)) for linear in (mixer.query, mixer.key, mixer.value))
+    names = ('query', 'query_bias', 'key', 'key_bias')
+    query, shift_q, key, shift_k = (np.asarray(getattr(mixer.feature_map, name)[...], np.float64) for name in names)
+    q, k = features(q, query, shift_q), features(k, key, shift_k)
+    weights = np.einsum('thm,shm->hts', q, k) * np.tri(len(x)) / np.sqrt(q.shape[-1])
+    return apply(mixer.output, normed(mixer, np.einsum('hts,shv->thv', weights, v)))
+
+
+def rebased_by_head(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+    scale, bias = (np.asarray(getattr(mixer.feature_map, name)[...], np.float64) for name in ('scale', 'bias'))
+
+    def norm(x: np.ndarray) -> np.ndarray:
+        return (x - x.mean()) / np.sqrt(x.var() + 1e-5) * scale + bias
+
+    return weighted(mixer, x, lambda q, k, h, _: (norm(q[h]) @ norm(k[h])) ** 2 / q.shape[-1], eps=1e-12)
 
 
 def rebased(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
@@ -286,8 +313,29 @@ def test_cosformer_gives_nan_beyond_its_span_and_nowhere_else():
 def test_the_maps_of_based_and_rebased_are_their_polynomials():
     check_layer('hedgehog', based, feature_map=Taylor())
     check_layer('hedgehog', rebased, feature_map=build(spec(SquaredProduct)))
+    check_layer('hedgehog', rebased_by_head, feature_map=build(spec(HeadSquaredProduct)))
     mixer = build(HYBRIDS['based'].pattern[0])(DIM, heads=HEADS, rngs=nnx.Rngs(0))
     assert mixer.init_state(1, 9, jnp.float32).memory.shape == (1, HEADS, 1 + 16 + 16 * 17 // 2, DIM // HEADS + 1)
+
+
+def test_hedgehog_of_flash_linear_attention_has_one_softmax():
+    """Whose maps start as the identity."""
+    layer = {'normalizer': None, 'norm': build(spec(RMSNorm, eps=1e-5)), 'scale': None}
+    check_layer('hedgehog', joint_hedgehog, feature_map=build(spec(JointHedgehog)), **layer)
+    x = noise(1, 2, 1, 3)
+    q, k = JointHedgehog(3, heads=1, rngs=nnx.Rngs(0)).features(x, x, jnp.zeros((1, 2), jnp.int32))
+    np.testing.assert_allclose(q, jax.nn.softmax(jnp.concatenate([2 * x, -2 * x], axis=-1)), rtol=1e-5)
+    np.testing.assert_array_equal(q, k)
+
+
+@pytest.mark.parametrize('feature_map', [JointHedgehog, HeadSquaredProduct])
+def test_maps_of_flash_linear_attention_stream(feature_map: type):
+    """Token by token as in one pass; divided by a norm, as sums of weights of the second map may vanish."""
+    with jax.enable_x64(False):
+        make = functools.partial(
+            LinearAttention, heads=4, feature_map=feature_map, norm=functools.partial(RMSNorm, eps=1e-5)
+        )
+        check_decoding(Subject(make, causal=True))
 
 
 def test_decays_by_slope_weaken_with_depth():
