@@ -38,6 +38,28 @@ class Rope:
 
 @checked_fields
 @dataclasses.dataclass(frozen=True)
+class HalvesRope:
+    """Rotary embedding of neighbours in each half of the channels, at frequencies from 1 to 1 over the base inclusive.
+
+    For features that are positive and negative parts of the same channels, which turn alike. On one axis that of
+    Meng et al. 2025, https://arxiv.org/abs/2506.21137.
+    """
+
+    base: float = 10000.0
+
+    def rotate(self, x: Float[Array, 'b t h m'], positions: Positions) -> Float[Array, 'b t h m']:
+        """Rotates features by their position inside the document. Raises `UserError` unless 4 divides them."""
+        if x.shape[-1] % 4:
+            raise UserError(f'HalvesRope rotates neighbours in halves of {x.shape[-1]} features; 4 must divide them')
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        frequencies = self.base ** -jnp.linspace(0, 1, x.shape[-1] // 4, dtype=wide)
+        angles = positions[..., None, None].astype(wide) * frequencies[None, None, None]
+        halves = (rotate_by_angles(half, angles, interleaved=True) for half in jnp.split(x, 2, axis=-1))
+        return jnp.concatenate(list(halves), axis=-1)
+
+
+@checked_fields
+@dataclasses.dataclass(frozen=True)
 class Alibi:
     """A score penalty linear in distance, `s_ij - m_h |i - j|`, the slope `m_h` fixed for every head.
 

@@ -232,9 +232,10 @@ LINEAR = {
         notes=(
             'Features as in the released code: positive and negative parts, where the first version of the paper has '
             'cosines and sines. Sums of weights are offset by 1e-6; in the code their means are. Without the rotation '
-            'by place of what is summed, but not of the weights it is divided by, and without the convolution of '
-            'values, which are those of images. Keys, queries, values and gate are separate maps. init=paper leaves '
-            'linear maps as PyTorch makes them, as the released code does.'
+            'by place of what is summed, but not of the weights it is divided by, which on one axis '
+            'turn=HalvesRope() has, and without the convolution of values, which is that of images: nalaformer_2d. '
+            'Keys, queries, values and gate are separate maps. init=paper leaves linear maps as PyTorch makes them, as '
+            'the released code does.'
         ),
         start=UNTOUCHED,
     ),

@@ -16,10 +16,19 @@ from attnlab.functional.normalizers import SumNormalizer
 from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.linear.write import Delta
 from attnlab.nn.decays import LowRankDecay, SlopeDecay
-from attnlab.nn.feature_maps import CosFormer, EluPlusOne, HeadSquaredProduct, JointHedgehog, SquaredProduct, Taylor
+from attnlab.nn.feature_maps import (
+    CosFormer,
+    EluPlusOne,
+    HeadSquaredProduct,
+    JointHedgehog,
+    NormAware,
+    SquaredProduct,
+    Taylor,
+)
 from attnlab.nn.gates import Terms, TiedKeys, WriteStrength
 from attnlab.nn.levels import LevelWeights
 from attnlab.nn.norms import RMSNorm
+from attnlab.nn.positions import HalvesRope
 from attnlab.nn.preludes import ShortConv
 from attnlab.testing.contract import Subject, context
 from attnlab.testing.contract.streaming import check_decoding
@@ -203,20 +212,27 @@ def performer(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     return weighted(mixer, x, weight, eps=1e-12, added=True)
 
 
-def nalaformer(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+def nalaformer(mixer: LinearAttention, x: np.ndarray, causal: bool = True) -> np.ndarray:
     q, k, v = (heads(apply(linear, x)) for linear in (mixer.query, mixer.key, mixer.value))
 
-    def weight(q: np.ndarray, k: np.ndarray) -> float:
+    def turned(x: np.ndarray, place: int) -> np.ndarray:
+        """As neighbours are in the released code, on one axis."""
+        angle = np.zeros(len(x) // 2) if mixer.turn is None else place * 10000.0 ** -np.linspace(0, 1, len(x) // 2)
+        numbers = (x[::2] + 1j * x[1::2]) * np.exp(1j * angle)
+        return np.stack([numbers.real, numbers.imag], axis=-1).reshape(-1)
+
+    def weight(q: np.ndarray, k: np.ndarray, t: int = 0, s: int = 0) -> float:
         norm = np.linalg.norm(q)
         power = 3 * (0.5 + np.tanh(norm))
-        sides = [(np.maximum(s * q / norm, 0) ** power) @ (np.maximum(s * k, 0) ** 3) for s in (1, -1)]
-        return sum(sides)
+        sides = [(np.maximum(n * q / norm, 0) ** power, np.maximum(n * k, 0) ** 3) for n in (1, -1)]
+        return sum(turned(query, t) @ turned(key, s) for query, key in sides)
 
     out = np.zeros_like(v)
     for h in range(HEADS):
         for t in range(len(x)):
-            weights = np.asarray([weight(q[t, h], k[s, h]) for s in range(t + 1)])
-            out[t, h] = weights @ v[: t + 1, h] / (weights.sum() + 1e-6)
+            seen = range(t + 1 if causal else len(x))
+            total = sum(weight(q[t, h], k[s, h]) for s in seen)
+            out[t, h] = sum(weight(q[t, h], k[s, h], t, s) * v[s, h] for s in seen) / (total + 1e-6)
     out = out.reshape(len(x), -1)
     out = (out - out.mean(-1, keepdims=True)) / np.sqrt(out.var(-1, keepdims=True) + 1e-5)
     out = out * np.asarray(mixer.joint_norm.scale[...], np.float64) + np.asarray(mixer.joint_norm.bias[...], np.float64)
@@ -259,6 +275,22 @@ def taylorshift(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
 )
 def test_the_layer_is_that_of_the_paper(equations: Callable[[LinearAttention, np.ndarray], np.ndarray]):
     check_layer(equations.__name__, equations)
+
+
+@pytest.mark.parametrize('causal', [True, False])
+def test_nalaformer_may_turn_what_is_summed_and_not_what_divides(causal: bool):
+    equations = functools.partial(nalaformer, causal=causal)
+    check_layer('nalaformer', equations, turn=HalvesRope(), causal=causal)
+
+
+def test_what_is_turned_streams():
+    """Token by token as in one pass."""
+    made = functools.partial(LinearAttention, heads=4, feature_map=NormAware(), normalizer=SumNormalizer())
+    with jax.enable_x64(False):
+        check_decoding(Subject(functools.partial(made, turn=HalvesRope()), causal=True))
+    for wrong in ({'normalizer': None}, {'levels': LevelWeights}):
+        with pytest.raises(UserError, match='turn rotates what is summed, not what divides it'):
+            made(DIM, turn=HalvesRope(), **wrong, rngs=nnx.Rngs(0))
 
 
 @pytest.mark.slow
