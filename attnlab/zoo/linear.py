@@ -205,11 +205,11 @@ LINEAR = {
             'Codes of 16 bits from kernels of 25 anchors. Training fits the hash before its first step, to rows of '
             'training, once; other uses of a model that was not trained have a random hash. The paper fits it at the '
             'first batch of a model whose attention was trained before: config.start copies parameters from such a '
-            'run. The spread of the kernel is that of the fit, where the released code has that of the row at hand, '
-            'so that tokens are coded one by one; the causal form is ours. Every key weighs bits + 1 more than the '
-            'product of codes; the code adds that to denominators for every key, and to numerators for the own value '
-            'alone. Signs and sums are multiplied as other numbers are: no kernel makes use of bits. Gradients of '
-            'codes are straight through.'
+            'run. The spread of the kernel is that of the fit, so that tokens are coded one by one; the released code '
+            'has that of the row at hand: spread=document, with causal=False. The causal form is ours. Every key '
+            'weighs bits + 1 more than the product of codes; the code adds that to denominators for every key, and to '
+            'numerators for the own value alone: shift=own. Signs and sums are multiplied as other numbers are: no '
+            'kernel makes use of bits. Gradients of codes are straight through.'
         ),
     ),
     'nalaformer': Recipe(
