@@ -73,6 +73,23 @@ class LowRankDecay(Module):
         return fading(self.up(self.down(x)), self.temperature).reshape(*x.shape[:2], self.heads, -1)
 
 
+class ChannelDecay(Module):
+    """A decay for every key channel, or every slot, `logsigmoid(x W) / temperature`, in float32 or better.
+
+    The decay of gated slot attention: Zhang et al. 2024, https://arxiv.org/abs/2409.07146. Raises `UserError` for a
+    temperature that is not positive.
+    """
+
+    def __init__(self, dim: int, *, heads: int, key_dim: int, temperature: float = 8.0, rngs: nnx.Rngs):
+        if temperature <= 0:
+            raise UserError(f'temperature of ChannelDecay is {temperature}; it must be positive')
+        self.heads, self.temperature = heads, temperature
+        self.linear = Linear(dim, heads * key_dim, rngs=rngs)
+
+    def __call__(self, x: Sequence) -> Float[Array, 'b t h k']:
+        return fading(self.linear(x), self.temperature).reshape(*x.shape[:2], self.heads, -1)
+
+
 def fading(logits: Float[Array, '*b f'], temperature: float) -> Float[Array, '*b f']:
     """Decays `log sigmoid(logits) / temperature`, in float32 or better."""
     return recomputed(lambda z: jax.nn.log_sigmoid(z.astype(state_dtype(z.dtype))) / temperature)(logits)

@@ -69,7 +69,8 @@ LINEAR = {
         packed=True,
         sequence=True,
         notes=(
-            'The denominator is offset by 1e-6, as in the released code; the paper has no offset. init=paper leaves '
+            'The denominator is offset by 1e-6, as in the released code; the paper has no offset: '
+            'normalizer=SumNormalizer(eps=0.0). init=paper leaves '
             'the linear maps as PyTorch makes them, as the released code does.'
         ),
         start=UNTOUCHED,
@@ -91,11 +92,11 @@ LINEAR = {
         sequence=True,
         notes=(
             'Frequencies and pairs of channels as in rotary attention; the released code spaces the exponents of the '
-            'frequencies to 1 inclusive and pairs neighbours. The row scalings of the paper cancel in the norm and are '
-            'left out; the norm has a gain. To equal attention in parameters the paper halves the channel mixer. '
-            'init=paper draws queries, keys, values and gate five times less spread than the output map, as the '
-            'released code did until it halved the latter; here the maps of the channel mixer are drawn so too, there '
-            'as PyTorch makes them.'
+            'frequencies to 1 inclusive and pairs neighbours: position=NeighbourRope(). The row scalings of the paper '
+            'cancel in the norm and are left out; the norm has a gain. To equal attention in parameters the paper '
+            'halves the channel mixer. init=paper draws queries, keys, values and gate five times less spread than the '
+            'output map, as the released code did until it halved the latter; here the maps of the channel mixer are '
+            'drawn so too, there as PyTorch makes them.'
         ),
         start=Start(
             maps=Initialization(
@@ -121,9 +122,9 @@ LINEAR = {
         sequence=True,
         smallest_state=128,
         notes=(
-            'RMSNorm on heads and no bias in the gate, as in the released code; the paper writes LayerNorm and a bias. '
-            'The paper has four heads, and is causal only. init=paper starts all linear maps with a standard deviation '
-            'of 0.02, as the released code does now.'
+            'RMSNorm on heads and no bias in the gate, as in the released code; the paper writes LayerNorm and a bias: '
+            'norm=LayerNorm, gate.bias=true. The paper has four heads, and is causal only. init=paper starts all '
+            'linear maps with a standard deviation of 0.02, as the released code does now.'
         ),
         start=NARROW,
     ),
@@ -233,9 +234,9 @@ LINEAR = {
             'Features as in the released code: positive and negative parts, where the first version of the paper has '
             'cosines and sines. Sums of weights are offset by 1e-6; in the code their means are. Without the rotation '
             'by place of what is summed, but not of the weights it is divided by, which on one axis '
-            'turn=HalvesRope() has, and without the convolution of values, which is that of images: nalaformer_2d. '
-            'Keys, queries, values and gate are separate maps. init=paper leaves linear maps as PyTorch makes them, as '
-            'the released code does.'
+            'turn=NeighbourRope(parts=2) has, and without the convolution of values, which is that of images: '
+            'nalaformer_2d. Keys, queries, values and gate are separate maps. init=paper leaves linear maps as PyTorch '
+            'makes them, as the released code does.'
         ),
         start=UNTOUCHED,
     ),
@@ -367,9 +368,9 @@ LINEAR = {
             'the form released with the kernels (https://arxiv.org/abs/2405.17381): SiLU of values too, a gate through '
             'a bottleneck; the first code had neither, a gate of one linear map, and rotated the first layer. There '
             'decays weaken with depth, here in every layer decay.depth says how far. The rank of the gate is a '
-            'sixteenth of the width; the paper has the channels of a head. The norm is without a gain, as in the '
-            'paper; released with the kernels is LayerNorm. init=paper starts linear maps with a standard deviation of '
-            '0.02, as the first code did.'
+            'sixteenth of the width; the paper has the channels of a head: gate.rank. The norm is without a gain, as '
+            'in the paper; released with the kernels is LayerNorm: joint_norm=LayerNorm. init=paper starts linear maps '
+            'with a standard deviation of 0.02, as the first code did.'
         ),
         start=NARROW,
     ),
@@ -422,8 +423,10 @@ LINEAR = {
             'gsa whose tokens change 32 of the 64 slots of a head, by gates.chosen, and leave the others bit for bit '
             'as they were. The weights of the chosen add up to one, so that each fades by a thirty-second of the step '
             'of the head; the text has a factor there, one in the code and in small models. Gumbel noise on the router '
-            'in training alone: gates.noise. The decay of gsa in place of that of Mamba-2, an output gate, rotated '
-            'keys, and a bias of the router, which the released code offers, are left out. init=paper starts linear '
+            'in training alone: gates.noise. The released code offers the decay of gsa in place of that of Mamba-2, '
+            'gates.decay=ChannelDecay, an output gate behind a norm of every head, gate=OutputGate, and rotated keys, '
+            'position=Rope(). It has a bias of the router for the choice alone too, which is left out, since nothing '
+            'there trains it. init=paper starts linear '
             'maps with a standard deviation of 0.02, as flash-linear-attention does.'
         ),
         small={'slots': 6, 'gates': spec(RoutedGates, chosen=3)},
@@ -482,8 +485,8 @@ LINEAR = {
         notes=(
             'Keys and queries of length one, after a convolution and SiLU; the rule of Schlag et al. 2021, '
             'https://arxiv.org/abs/2102.11174, divides positive features by their sum: feature_map=SumNorm(). '
-            'Eigenvalues below zero: gates.scale=2. No output gate, which the released code offers. init=paper starts '
-            'linear maps and convolutions with a standard deviation of 0.02, as that code does.'
+            'Eigenvalues below zero: gates.scale=2. No output gate, which the released code offers: gate=OutputGate. '
+            'init=paper starts linear maps and convolutions with a standard deviation of 0.02, as that code does.'
         ),
         start=NARROW_THROUGHOUT,
     ),
@@ -508,7 +511,8 @@ LINEAR = {
         smallest_state=256,
         notes=(
             'Values twice as wide as keys, as in the paper. Eigenvalues below zero: gates.scale=2. The strength of '
-            'writes has a bias in the code of the authors, none here and in flash-linear-attention. init=paper leaves '
+            'writes has a bias in the code of the authors, which gates.bias=true gives, none here and in '
+            'flash-linear-attention. init=paper leaves '
             'linear maps as PyTorch makes them, the last ones of channel mixers over the root of the branches, as the '
             'authors do; flash-linear-attention starts maps and convolutions with 0.02.'
         ),
@@ -561,8 +565,8 @@ LINEAR = {
         notes=(
             'The mixer of Kimi Linear without its layers of attention. The rank of the output gate is a sixteenth of '
             'the width; theirs is the channels of a head, a sixteenth in flash-linear-attention as it stands, an '
-            'eighteenth in the released model: 128 of 2,304. init=paper starts linear maps and convolutions with a '
-            'standard deviation of 0.02, as flash-linear-attention does.'
+            'eighteenth in the released model, 128 of 2,304: gate.rank. init=paper starts linear maps and convolutions '
+            'with a standard deviation of 0.02, as flash-linear-attention does.'
         ),
         start=NARROW_THROUGHOUT,
     ),
@@ -625,8 +629,8 @@ LINEAR = {
             'kda with a strength for every channel of keys that erase and of values that are written, and SiLU for the '
             'output gate, as in the code of the authors; flash-linear-attention has the sigmoid of kda: '
             'gate.activation=sigmoid. The rank of the gate is a sixteenth of the width; theirs is the channels of a '
-            'head. Eigenvalues below zero: gates.scale=2. init=paper draws the maps of mixers as theirs, uniform by '
-            'Xavier with a gain of 2^(-5/2); channel mixers start as those of gated_delta_net.'
+            'head: gate.rank. Eigenvalues below zero: gates.scale=2. init=paper draws the maps of mixers as theirs, '
+            'uniform by Xavier with a gain of 2^(-5/2); channel mixers start as those of gated_delta_net.'
         ),
         start=Start(
             maps=Initialization(linear=Scaled(gain=2**-5, mode='fan_avg', distribution='uniform'), mlp=UNTOUCHED_SCALED)

@@ -22,7 +22,7 @@ from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.nn.feature_maps import FeatureMap
 from attnlab.nn.gates import MemoryGates, Terms
 from attnlab.nn.levels import LevelWeights
-from attnlab.nn.positions import HalvesRope, Rope
+from attnlab.nn.positions import NeighbourRope, Rope
 from attnlab.nn.preludes import Prelude
 from attnlab.nn.projections import Linear
 from attnlab.typing import Heads, Keys, Queries, Sequence, State, Values
@@ -71,8 +71,8 @@ class LinearAttention(Mixer):
         write: WriteRule = Additive(),
         levels: Callable[..., LevelWeights] | None = None,
         prelude: Callable[..., Prelude] | None = None,
-        position: Rope | None = None,
-        turn: Rope | HalvesRope | None = None,
+        position: Rope | NeighbourRope | None = None,
+        turn: Rope | NeighbourRope | None = None,
         scale: float | None = None,
         normalizer: SumNormalizer | FloorNormalizer | None = None,
         norm: Callable[..., nnx.Module] | None = None,

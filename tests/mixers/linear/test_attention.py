@@ -28,7 +28,7 @@ from attnlab.nn.feature_maps import (
 from attnlab.nn.gates import Terms, TiedKeys, WriteStrength
 from attnlab.nn.levels import LevelWeights
 from attnlab.nn.norms import RMSNorm
-from attnlab.nn.positions import HalvesRope
+from attnlab.nn.positions import NeighbourRope
 from attnlab.nn.preludes import ShortConv
 from attnlab.testing.contract import Subject, context
 from attnlab.testing.contract.streaming import check_decoding
@@ -75,9 +75,11 @@ def linear_transformer(mixer: LinearAttention, x: np.ndarray, causal: bool = Tru
 def retnet(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     q, k, v = (heads(apply(linear, x)) for linear in (mixer.query, mixer.key, mixer.value))
     half = q.shape[-1] // 2
-    angle = np.arange(len(x))[:, None] * 10000.0 ** (-np.arange(half) / half)[None]
-    turn = np.exp(1j * angle)[:, None]
-    q, k = (turn * (a[..., :half] + 1j * a[..., half:]) for a in (q, k))
+    exponents, pairs = np.arange(half) / half, (slice(half), slice(half, None))
+    if isinstance(mixer.position, NeighbourRope):
+        exponents, pairs = np.linspace(0, 1, half), (slice(0, None, 2), slice(1, None, 2))
+    turn = np.exp(1j * np.arange(len(x))[:, None] * 10000.0 ** -exponents[None])[:, None]
+    q, k = (turn * (a[..., pairs[0]] + 1j * a[..., pairs[1]]) for a in (q, k))
     out = np.zeros_like(v)
     for h in range(HEADS):
         gamma = 1 - 2.0 ** (-5 - h)
@@ -277,20 +279,26 @@ def test_the_layer_is_that_of_the_paper(equations: Callable[[LinearAttention, np
     check_layer(equations.__name__, equations)
 
 
+def test_retnet_may_rotate_as_in_its_released_code():
+    check_layer('retnet', retnet, position=NeighbourRope())
+    with pytest.raises(UserError, match='NeighbourRope rotates pairs in each of 2 parts of 6 channels; 4 must divide'):
+        NeighbourRope(parts=2).rotate(jnp.zeros((1, 1, 1, 6)), jnp.zeros((1, 1), jnp.int32))
+
+
 @pytest.mark.parametrize('causal', [True, False])
 def test_nalaformer_may_turn_what_is_summed_and_not_what_divides(causal: bool):
     equations = functools.partial(nalaformer, causal=causal)
-    check_layer('nalaformer', equations, turn=HalvesRope(), causal=causal)
+    check_layer('nalaformer', equations, turn=NeighbourRope(parts=2), causal=causal)
 
 
 def test_what_is_turned_streams():
     """Token by token as in one pass."""
     made = functools.partial(LinearAttention, heads=4, feature_map=NormAware(), normalizer=SumNormalizer())
     with jax.enable_x64(False):
-        check_decoding(Subject(functools.partial(made, turn=HalvesRope()), causal=True))
+        check_decoding(Subject(functools.partial(made, turn=NeighbourRope(parts=2)), causal=True))
     for wrong in ({'normalizer': None}, {'levels': LevelWeights}):
         with pytest.raises(UserError, match='turn rotates what is summed, not what divides it'):
-            made(DIM, turn=HalvesRope(), **wrong, rngs=nnx.Rngs(0))
+            made(DIM, turn=NeighbourRope(parts=2), **wrong, rngs=nnx.Rngs(0))
 
 
 @pytest.mark.slow
