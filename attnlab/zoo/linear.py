@@ -317,8 +317,9 @@ LINEAR = {
         implementations=(),
         notes=(
             'SOFT++: soft whose inverse is divided by the roots of the row sums of the kernel of landmarks. That '
-            'inverse is computed as in soft, with its ridge; the released code has none there, chooses the first step '
-            'by the whole batch, and differentiates the iterations. init=paper is that of `soft`.'
+            'inverse is computed as in soft, with its ridge; the released code has none there, halves a longer first '
+            'step while it is too long, and differentiates the iterations: ridge=0, newton=BacktrackedStep(), which '
+            'does so for every document, not for the whole batch. init=paper is that of `soft`.'
         ),
         small={'stride': 4, 'documents': 4},
         knobs={'heads': 'heads'},
