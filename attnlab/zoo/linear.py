@@ -12,6 +12,7 @@ from attnlab.mixers.linear.lizard import Lizard
 from attnlab.mixers.linear.mesa import MesaNet
 from attnlab.mixers.linear.mixed_chunk import MixedChunkAttention
 from attnlab.mixers.linear.mlstm import MLSTM
+from attnlab.mixers.linear.mlstm_block import MLSTMBlock
 from attnlab.mixers.linear.norm_lin import NormLin
 from attnlab.mixers.linear.rwkv6 import RWKV6
 from attnlab.mixers.linear.rwkv7 import RWKV7
@@ -605,8 +606,26 @@ LINEAR = {
         slow=True,
         notes=(
             'The layer of xLSTM 7B (Beck et al. 2025, https://arxiv.org/abs/2503.13427): no convolution, gates of the '
-            'input alone, the block of other recipes. The norm of heads has offsets. Linear maps start as those of '
-            'other recipes.'
+            'input alone, the block of other recipes; the block of the first paper is mlstm_block. The norm of heads '
+            'has offsets. Linear maps start as those of other recipes.'
+        ),
+    ),
+    'mlstm_block': Recipe(
+        spec=spec(MLSTMBlock, prelude=spec(ShortConv, bias=True)),
+        cite='Beck et al. 2024, https://arxiv.org/abs/2405.04517',
+        causal=True,
+        streaming=True,
+        packed=True,
+        slow=True,
+        layer=MixersAlone(),
+        # With gates near one norms take their bias out again, and its gradient is rounding.
+        small={'input_bias': -10.0},
+        knobs={'heads': 'heads'},
+        notes=(
+            'The block of the first xLSTM, of which mlstm is the later layer: in channels twice as wide, behind a '
+            'convolution, with gates of queries, keys and values, and a gate of the block in the place of a channel '
+            'mixer. The paper has four heads; the released code rounds inner widths up to multiples of 64. Linear maps '
+            'start as those of other recipes.'
         ),
     ),
     'gated_delta_net2': Recipe(
