@@ -816,8 +816,9 @@ LINEAR = {
         notes=(
             'Thirty conjugate gradients, in prompts and token by token, from zero; the released code starts single '
             'tokens from a guess, which guess=true does, and adds 1e-5 to denominators, which offset=1e-5 does and '
-            'which keeps it some 1e-4 from the solution (its kernel for single tokens adds it to sizes of residuals '
-            'too). init=paper starts linear maps and convolutions with a standard deviation of 0.02, as that code does.'
+            'which keeps outputs a per cent or two from those of the solution (its kernel for single tokens adds it to '
+            'sizes of residuals too). init=paper starts linear maps and convolutions with a standard deviation of '
+            '0.02, as that code does.'
         ),
         knobs={'heads': 'heads'},
         start=NARROW_THROUGHOUT,
