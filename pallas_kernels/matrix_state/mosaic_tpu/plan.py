@@ -17,7 +17,7 @@ LARGEST_STATE = 2**18
 """Numbers of a state, several of which must fit in VMEM."""
 
 
-IN_ORDER = pltpu.CompilerParams(dimension_semantics=('parallel', 'parallel', 'arbitrary'))
+IN_ORDER = pltpu.CompilerParams(dimension_semantics=('parallel', 'parallel', 'arbitrary'), vmem_limit_bytes=48*2**20)
 
 
 def refusal(here: Target, k: jax.Array, v: jax.Array, state: jax.Array) -> str | None:
@@ -41,6 +41,7 @@ class Plan:
     tile: tiling.ChunkTile
     dtype: Any
     is_vector: bool
+    together: int = 1
 
     @property
     def groups(self) -> int:
@@ -61,19 +62,25 @@ class Plan:
         sizes = {'b': self.b, 't': self.length, 'h': self.h, 'k': self.k, 'v': self.v}
         return of(**sizes, decay=decay, implementation='mosaic_tpu').executed
 
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Sequences, heads of a program, and groups."""
+        return self.b, self.h // self.together, self.groups
+
     def group(self, shape: tuple[int, ...], size: int, *, backward: bool = False) -> pl.BlockSpec:
         """The part of an array that belongs to a group, `size` long along its third axis."""
         batch, heads, _, *rest = shape
 
         def index(b: Any, h: Any, group: Any) -> tuple[Any, ...]:
             place = self.groups - 1 - group if backward else group
-            return (b if batch > 1 else 0, jax.lax.div(h, self.h // heads), place, *(0 for _ in rest))
+            own = h if heads == self.h else jax.lax.div(h * self.together, self.h // heads)
+            return (b if batch > 1 else 0, own, place, *(0 for _ in rest))
 
-        return pl.BlockSpec((None, None, size, *rest), index)
+        return pl.BlockSpec((None, self.together if heads == self.h else 1, size, *rest), index)
 
     def whole(self, shape: tuple[int, ...]) -> pl.BlockSpec:
-        """The part of an array that belongs to a sequence and head."""
-        return pl.BlockSpec((None, None, *shape[2:]), lambda b, h, group: (b, h, *(0 for _ in shape[2:])))
+        """The part of an array that belongs to the heads of a program."""
+        return pl.BlockSpec((None, self.together, *shape[2:]), lambda b, h, group: (b, h, *(0 for _ in shape[2:])))
 
     def specs(self, inputs: Any, *, backward: bool = False) -> Any:
         """The block specs of a structure of arrays; `inputs.rows` has one row per chunk, the others one per step."""

@@ -18,6 +18,8 @@ from pallas_kernels.matrix_state.products import EXACT, Form
 from pallas_kernels.target import Target
 
 
+import os
+TOG=int(os.environ.get("TOG","1"))
 class Inputs(NamedTuple):
     """The inputs of both kernels: arrays, references or blocks.
 
@@ -104,7 +106,7 @@ def _plan_of(arrays: Arrays) -> Plan:
     b, h, k, v = arrays.state.shape
     t = arrays.q.shape[2]
     is_vector = arrays.log_decay is not None and arrays.log_decay.shape[3] > 1
-    return Plan(b, t, h, k, v, tiling.delta_rule_tpu(t, k, v), solving.operands(arrays.q.dtype), is_vector)
+    return Plan(b, t, h, k, v, tiling.delta_rule_tpu(t, k, v), solving.operands(arrays.q.dtype), is_vector, together=TOG)
 
 
 def _inputs_of(plan: Plan, arrays: Arrays) -> Inputs:
@@ -134,16 +136,20 @@ def _core_of(rule: Rule, arrays: Arrays, scale: float) -> solving.Core:
 
 def _chunk_at(plan: Plan, decays: bool, numbers: int, inputs: Inputs, place: Any, state: jax.Array) -> Steps:
     at = solving.steps_at(plan, place)
-    row = inputs.rows[place, DECAY : DECAY + 1] if decays else None
+    row = inputs.rows[:, place, DECAY : DECAY + 1] if decays else None
+
+    def here(x):
+        return jnp.broadcast_to(x, (plan.together, *x.shape[1:]))
+
     # In float32, so that gradients are not rounded before they are summed.
-    q, k, v, *vectors = (ref[at].astype(jnp.float32) for ref in (inputs.q, inputs.k, inputs.v, *inputs.vectors))
+    q, k, v, *vectors = (here(ref[:, at].astype(jnp.float32)) for ref in (inputs.q, inputs.k, inputs.v, *inputs.vectors))
     return Steps(
         q=q,
         k=k,
         v=v,
         vectors=tuple(vectors),
-        numbers=tuple(inputs.rows[place, i : i + 1] for i in range(OTHERS, OTHERS + numbers)),
-        log_decay=row if inputs.log_decay is None else inputs.log_decay[at],
+        numbers=tuple(inputs.rows[:, place, i : i + 1] for i in range(OTHERS, OTHERS + numbers)),
+        log_decay=row if inputs.log_decay is None else here(inputs.log_decay[:, at]),
         state=state,
     )
 
@@ -153,8 +159,8 @@ def _step(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     decay = here.log_decay
     if decay is not None and not plan.is_vector:
-        decay = decay.swapaxes(0, 1)
-    columns = here._replace(log_decay=decay, numbers=tuple(numbers.swapaxes(0, 1) for numbers in here.numbers))
+        decay = decay.swapaxes(1, 2)
+    columns = here._replace(log_decay=decay, numbers=tuple(numbers.swapaxes(1, 2) for numbers in here.numbers))
     form = Form(plan.dtype, jnp.float32, EXACT if plan.dtype == jnp.float32 else None)
     return rule.step(columns, solving.column(inputs.rows, place, RUN), form, solved)
 
@@ -163,10 +169,10 @@ def _put(plan: Plan, gradients: Inputs, place: Any, found: Steps) -> None:
     at = solving.steps_at(plan, place)
     refs, arrays = ((given.q, given.k, given.v, *given.vectors) for given in (gradients, found))
     for ref, array in zip(refs, arrays, strict=True):
-        ref[at] = array.astype(ref.dtype)
+        ref[:, at] = array.astype(ref.dtype)
     for i, numbers in enumerate(found.numbers, OTHERS):
-        gradients.rows[place, i : i + 1] = numbers
+        gradients.rows[:, place, i : i + 1] = numbers
     if gradients.log_decay is not None:
-        gradients.log_decay[at] = found.log_decay
+        gradients.log_decay[:, at] = found.log_decay
     elif found.log_decay is not None:
-        gradients.rows[place, DECAY : DECAY + 1] = found.log_decay
+        gradients.rows[:, place, DECAY : DECAY + 1] = found.log_decay
