@@ -19,6 +19,7 @@ from attnlab.blocks.block import Block
 from attnlab.blocks.residual import Plain
 from attnlab.blocks.unified import UnifiedBlocks
 from attnlab.context import Context
+from attnlab.convert.plain import other_parts
 from attnlab.errors import UserError
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.models.model import Model
@@ -77,9 +78,12 @@ def unified(model: Model, tokens: Tokens, *, layers: int = 4, begin: int = 0) ->
 
 
 def _attention_block(block: nnx.Module, index: int) -> Any:
-    if isinstance(block, Block) and isinstance(block.mixer, Attention) and block.mixer.reach.causal:
-        return block
-    raise UserError(f'layer {index} is {type(block).__name__}; only causal attention blocks can share weights')
+    if not isinstance(block, Block) or not isinstance(block.mixer, Attention) or not block.mixer.reach.causal:
+        raise UserError(f'layer {index} is {type(block).__name__}; only causal attention blocks can share weights')
+    others = other_parts(block.mixer)
+    if others:
+        raise UserError(f'layer {index} is attention with {", ".join(others)}; only plain attention can share weights')
+    return block
 
 
 def _joined(blocks: list[Any]) -> UnifiedBlocks:
