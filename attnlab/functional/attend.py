@@ -122,7 +122,7 @@ def attend(
       o, `b t h v`; NaN where more tokens came than the cache holds.
 
     Raises:
-      UserError: for an argument that the weight map does not support.
+      UserError: for an argument that the weight map does not support, such as the name of a kernel for whole rows.
     """
     if isinstance(weights, Penalised):
         weights.check(scale=scale, slopes=slopes, bias=bias, log_forget=view.log_forget, sink_scores=sink_scores)
@@ -130,6 +130,11 @@ def attend(
     if not isinstance(weigh, WeightMap):
         if not (scale is None and view.log_forget is None and sink_scores is None):
             raise ValueError('maps of whole rows take neither a scale, nor forget gates, nor scores of a sink')
+        if implementation not in (None, 'reference', 'xla'):
+            raise UserError(
+                f'{type(weigh).__name__} needs whole rows and has no form {implementation!r}; implementation is to be '
+                "None, 'reference' or 'xla'"
+            )
         y = dense_attention(
             weigh,
             q,

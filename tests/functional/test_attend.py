@@ -50,6 +50,34 @@ def test_whole_rows_see_what_the_core_sees(causal, window, sinks, slopes):
     assert_close(actual, expected, dtype=jnp.float32, reduction=T, what=str(reach))
 
 
+def test_scores_of_16_bits_are_not_rounded_to_them():
+    q, k, v = operands()
+    q, k = (4 * x.astype(jnp.bfloat16) for x in (q, k))
+    view = look(entries(k, v), Context.full(2, T), Reach())
+    expected = attend(*(x.astype(jnp.float32) for x in (q, k)), v, view)
+    assert_close(attend(q, k, v, view, weights=whole_rows), expected, dtype=jnp.float32, reduction=T, what='y')
+
+
+def test_a_key_in_the_direction_of_the_query_is_at_its_limit_wherever_it_is():
+    found = []
+
+    def rows(rows, key):
+        found.append(rows)
+        return whole_rows(rows, key)
+
+    q, _, v = operands()
+    same, slopes = jnp.broadcast_to(q[:, :1, :GROUPS], (2, T, GROUPS, K)), jnp.array([0.5, 0.25])
+    attend(same, same, v, look(entries(same, v), Context.full(2, T), Reach(causal=False)), weights=rows, slopes=slopes)
+    assert_close(found[0].limits, found[0].scores, dtype=jnp.float32, reduction=K, what='limits')
+
+
+@pytest.mark.parametrize('name', ['mosaic_gpu', 'two_pass', 'cudnn'])
+def test_whole_rows_have_no_kernel(name):
+    with pytest.raises(UserError, match=f"function needs whole rows and has no form '{name}'"):
+        read(Reach(), weights=whole_rows, implementation=name)
+    read(Reach(), weights=whole_rows, implementation='xla')
+
+
 @pytest.mark.parametrize('weights', [{}, {'weights': whole_rows}], ids=['core', 'whole_rows'])
 @pytest.mark.parametrize('reach', [Reach(), Reach(window=2, sinks=1)], ids=str)
 def test_a_cache_that_is_too_short_gives_nan_once(reach, weights):
