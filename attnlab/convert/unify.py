@@ -56,6 +56,10 @@ def unified(model: Model, tokens: Tokens, *, layers: int = 4, begin: int = 0) ->
         made.append(block)
     for start in range(begin, len(blocks), layers):
         group = [_attention_block(block, index) for index, block in enumerate(blocks[start : start + layers], start)]
+        if len({(block.mixer.heads, block.mixer.kv_heads, block.mixer.key_dim) for block in group}) > 1:
+            raise UserError(
+                f'layers {start} to {start + len(group) - 1} have other heads; those of a group share their weights'
+            )
         targets = []
         for index, block in enumerate(group, start):
             _check(block, base, ctx, index)

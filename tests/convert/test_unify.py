@@ -106,5 +106,11 @@ def test_what_cannot_share_weights_is_refused():
     recurrent = build(spec(Model, dim=DIM, stack=stack, head=spec(LanguageHead), dtype='float32'))
     with pytest.raises(UserError, match='layer 0 is Block; only causal attention blocks'):
         unified(recurrent(11, rngs=nnx.Rngs(0)), tokens(6))
+    blocks = tuple(spec(Block, mixer=spec(Attention, heads=heads), mlp=None) for heads in (2, 4))
+    mixed = build(
+        spec(Model, dim=DIM, stack=spec(Stack, depth=2, blocks=blocks), head=spec(LanguageHead), dtype='float32')
+    )
+    with pytest.raises(UserError, match='layers 0 to 1 have other heads; those of a group share their weights'):
+        unified(mixed(11, rngs=nnx.Rngs(0)), tokens(6), layers=2)
     with pytest.raises(UserError, match='layers is 0 and begin 0; the model has 4 layers'):
         unified(language_model(), tokens(6), layers=0)
