@@ -1,4 +1,8 @@
-"""The division of a call for TPUs: a grid over batch, heads and groups of chunks, the groups in order."""
+"""The division of a call for TPUs: a grid over batch, heads and groups of chunks, the groups in order.
+
+A program has several heads: a chunk is a chain of products, each of which waits for the one before, and the products of
+other heads take the turns of the matrix units in between.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,13 +15,14 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import tiling
 from pallas_kernels.cost import CallCost, Passes
+from pallas_kernels.matrix_state.differentiation import Arrays
 from pallas_kernels.target import Target
 
 LARGEST_STATE = 2**18
 """Numbers of a state, several of which must fit in VMEM."""
 
 
-IN_ORDER = pltpu.CompilerParams(dimension_semantics=('parallel', 'parallel', 'arbitrary'), vmem_limit_bytes=48*2**20)
+IN_ORDER = pltpu.CompilerParams(dimension_semantics=('parallel', 'parallel', 'arbitrary'), vmem_limit_bytes=tiling.VMEM)
 
 
 def refusal(here: Target, k: jax.Array, v: jax.Array, state: jax.Array) -> str | None:
@@ -29,9 +34,17 @@ def refusal(here: Target, k: jax.Array, v: jax.Array, state: jax.Array) -> str |
     return None
 
 
+def head_counts(arrays: Arrays) -> set[int]:
+    """Of how many heads the arrays of a call are, `b h t n`."""
+    return {array.shape[1] for array in jax.tree.leaves(arrays._replace(state=None, starts=None))}
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Sizes of a call and of its parts. The groups run backward in the backward pass."""
+    """Sizes of a call and of its parts. The groups run backward in the backward pass.
+
+    `together` is the number of heads of a program. An array that fewer heads have has one for all of them.
+    """
 
     b: int
     t: int
@@ -41,7 +54,7 @@ class Plan:
     tile: tiling.ChunkTile
     dtype: Any
     is_vector: bool
-    together: int = 1
+    together: int
 
     @property
     def groups(self) -> int:
@@ -64,7 +77,7 @@ class Plan:
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Sequences, heads of a program, and groups."""
+        """Sequences, parts of their heads, and groups."""
         return self.b, self.h // self.together, self.groups
 
     def group(self, shape: tuple[int, ...], size: int, *, backward: bool = False) -> pl.BlockSpec:
@@ -81,6 +94,10 @@ class Plan:
     def whole(self, shape: tuple[int, ...]) -> pl.BlockSpec:
         """The part of an array that belongs to the heads of a program."""
         return pl.BlockSpec((None, self.together, *shape[2:]), lambda b, h, group: (b, h, *(0 for _ in shape[2:])))
+
+    def of_heads(self, array: jax.Array) -> jax.Array:
+        """The part of an array as every head of the program has it."""
+        return jnp.broadcast_to(array, (self.together, *array.shape[1:]))
 
     def specs(self, inputs: Any, *, backward: bool = False) -> Any:
         """The block specs of a structure of arrays; `inputs.rows` has one row per chunk, the others one per step."""
