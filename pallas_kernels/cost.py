@@ -187,10 +187,16 @@ def linear_attention(
     if implementation == 'reference':
         return CallCost(model, model)
     c = _chunk('linear_attention', implementation, b, t, h, k, v, decay)
-    within = 2 * c * (k * (tiling.HALVES + 1 if decay == 'vector' and implementation == 'mosaic_gpu' else 1) + v)
+    halved = implementation == 'mosaic_gpu' and decay == 'vector'
+    found, pulled = halved_products() if halved else (1, 4)
+    within = 2 * c * (found * k + v)
     exponentials = _exponentials('linear_attention', implementation, c, decay, k)
     ahead = Cost(steps * (4 * state + within), moved, steps * exponentials[0])
-    if implementation == 'mosaic_gpu':
+    if halved:
+        # The states again, their gradients and, through the weights, those of values, queries and keys.
+        within_back = 2 * c * ((found + pulled) * k + 2 * v)
+        back = Cost(steps * (10 * state + within_back), moved_back, steps * exponentials[1])
+    elif implementation == 'mosaic_gpu':
         # The states again, their gradients, and those of values, queries and keys through the outputs.
         back = Cost(steps * (10 * state + 5 * within), moved_back, 2 * steps * exponentials[1])
     else:
@@ -206,17 +212,19 @@ def delta_rule(
     k: int,
     v: int,
     decay: str | None = None,
+    erase: bool = False,
     itemsize: int = 2,
     implementation: str = 'reference',
 ) -> CallCost:
     """A step decays the state, `k v` operations, reads it for its key, writes, and reads it for its query, `2 k v`
     each.
 
-    In chunks of c steps each also has the products with the others and its part of a triangular inverse.
+    `erase` are keys of their own that the state is read for. In chunks of c steps each also has the products with the
+    others and its part of a triangular inverse.
     """
     steps, state = b * t * h, k * v
     numbers = {None: 0, 'scalar': 1, 'vector': k}[decay]
-    taken = steps * (itemsize * (2 * k + v) + 4 * (1 + numbers)) + 4 * b * h * state
+    taken = steps * (itemsize * ((2 + erase) * k + v) + 4 * (1 + numbers)) + 4 * b * h * state
     moved, moved_back = _moved(taken, steps * itemsize * v + 4 * b * h * state)
     per_step = (6 + (decay is not None)) * state + 2 * v
     per_step_back = 12 * state + 3 * state * (decay is not None) + 6 * v
@@ -224,8 +232,12 @@ def delta_rule(
     if implementation == 'reference':
         return CallCost(model, model)
     c = _chunk('delta_rule', implementation, b, t, h, k, v, decay)
-    within = 2 * c * (3 * k + 2 * v) + _inverse(c, implementation)
-    exponentials = _exponentials('delta_rule', implementation, c, decay, k)
+    products = 2
+    if implementation == 'mosaic_gpu' and decay == 'vector':
+        # Of keys that erase and are others the weights are found as those of queries are, by themselves.
+        products = 2 * halved_products()[0] if erase else halved_products(erases=True)[0]
+    within = 2 * c * ((products + 1) * k + 2 * v) + _inverse(c, implementation)
+    exponentials = _exponentials('diagonal_low_rank' if erase else 'delta_rule', implementation, c, decay, k)
     ahead = Cost(steps * (6 * state + within), moved, steps * exponentials[0])
     return CallCost(model, Passes(ahead, Cost(3 * ahead.flops, moved_back, steps * exponentials[1])))
 
@@ -256,17 +268,22 @@ def diagonal_low_rank(
     if implementation == 'reference':
         return CallCost(model, model)
     c = _chunk('delta_rule', implementation, b, t, h, k, v, decay)
-    # On Hopper, with decays of key channels, what reads takes for each key a product for every size of halves, one for
-    # the own keys, and the sums of log decays in two parts, as products too.
-    halved = implementation == 'mosaic_gpu' and decay == 'vector'
-    sums = 2 * (tiling.HALVES + 2)
-    products = tiling.HALVES + 1 + sums if halved else 1
+    # On Hopper, with decays of key channels, all that reads does so for each key by itself.
+    products = halved_products()[0] if implementation == 'mosaic_gpu' and decay == 'vector' else 1
     within = 2 * c * (2 * keys * products * k + k + (2 * keys) * v) + _inverse(c, implementation)
-    exponentials = _exponentials('diagonal_low_rank', implementation, c, decay, k)
-    if halved:
-        exponentials = keys * sums * numbers + c, 2 * (keys * sums * numbers + c)
+    exponentials = _exponentials('diagonal_low_rank', implementation, c, decay, k, keys)
     ahead = Cost(steps * ((4 + 2 * keys) * state + within), moved, steps * exponentials[0])
     return CallCost(model, Passes(ahead, Cost(3 * ahead.flops, moved_back, steps * exponentials[1])))
+
+
+def halved_products(*, erases: bool = False) -> tuple[int, int]:
+    """Products with the steps of a chunk that a step and key channel takes on Hopper at most, with a decay of its own.
+
+    In the kernel of weights, and in that of their gradients: for every size of halves, read by queries and, if they
+    erase, by keys, and once within blocks; and the sums of log decays in two parts, as products too.
+    """
+    sums, halves = 2 * (tiling.HALVES + 2), tiling.HALVES * (1 + erases)
+    return sums + halves + 1, sums + 2 * halves + 6
 
 
 def _moved(taken: int, given: int) -> tuple[int, int]:
@@ -283,12 +300,16 @@ PORTABLE_EXPONENTIALS = {
 each channel where they are vectors that decay moderately, forward and backward."""
 
 
-def _exponentials(core: str, implementation: str, c: int, decay: str | None, k: int) -> tuple[int, int]:
-    """The exponentials of a step in chunks of `c`, forward and backward."""
+def _exponentials(core: str, implementation: str, c: int, decay: str | None, k: int, keys: int = 1) -> tuple[int, int]:
+    """The exponentials of a step in chunks of `c`, forward and backward, where it writes under so many keys."""
     others, alone, channels, channels_back = PORTABLE_EXPONENTIALS[core]
     if implementation == 'xla':
         within = others * c + alone
         return {None: (0, 0), 'scalar': (within, within), 'vector': (channels * k, channels_back * k)}[decay]
+    if implementation == 'mosaic_gpu' and decay == 'vector':
+        # Of every size of halves and to both ends; queries of `diagonal_low_rank` and what else reads by themselves.
+        channels = k * (tiling.HALVES + 2) * (2 * keys if core == 'diagonal_low_rank' else 1)
+        return channels, 2 * channels
     within = {None: 0, 'scalar': 1, 'vector': k}[decay] * (3 if core == 'diagonal_low_rank' else 1) + c
     return within, 2 * within
 

@@ -101,24 +101,33 @@ def test_a_kernel_says_what_it_is(core, on_hopper):
 
 
 @pytest.mark.parametrize(
-    ('here', 'core'),
+    ('here', 'core', 'name'),
     [
-        pytest.param(here, core, id=f'{here.platform}-{core}')
+        pytest.param(here, core, None, id=f'{here.platform}-{core}')
         for here in (target.H100, target.TPU_V5E)
         for core in CORES
         if core != 'softmax_topk' and not (here.platform == 'tpu' and core in HOPPER_ALONE)
+    ]
+    + [
+        pytest.param(target.H100, core, 'k=128, vector', id=f'gpu-{core}-vector')
+        for core in ('linear_attention', 'delta_rule')
     ],
 )
-def test_the_compiler_is_told_what_kernels_cost(core, here):
+def test_the_compiler_is_told_what_kernels_cost(core, here, name):
     """In all what the form executes, but for what it leaves to XLA on a GPU: a loop's other turns, and much algebra."""
     if here.platform == 'gpu' and not launch.TAKES_ESTIMATES:
         pytest.skip('this version of JAX takes no estimates')
     with dispatch.ledger() as entries:
-        found = [kernel.params['cost_estimate'] for kernel in kernels(core, here, first(core))]
+        call = first(core) if name is None else real(core)[name]
+        found = [kernel.params['cost_estimate'] for kernel in kernels(core, here, call)]
     assert min(min(estimate.flops, estimate.bytes_accessed) for estimate in found) > 0
     executed, known = entries[0].cost.executed, sum(estimate.flops for estimate in found)
-    leaves = {'cross_entropy': 0.25, 'delta_rule': 0.4}.get(core, 0.7) if here.platform == 'gpu' else 0.7
+    leaves = {'cross_entropy': 0.25, 'delta_rule': 0.4}.get(core, 0.7) if here.platform == 'gpu' and not name else 0.7
     assert leaves < known / (executed.forward.flops + executed.backward.flops) < 1.2
+    if name is not None:
+        # XLA takes those of one decay over each chunk.
+        exponentials = executed.forward.exponentials + executed.backward.exponentials
+        assert exponentials == sum(estimate.transcendentals for estimate in found)
 
 
 def test_products_are_used_after_their_wait_alone(on_hopper):
