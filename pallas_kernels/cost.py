@@ -234,10 +234,12 @@ def delta_rule(
     c = _chunk('delta_rule', implementation, b, t, h, k, v, decay)
     products = 2
     if implementation == 'mosaic_gpu' and decay == 'vector':
-        # Of keys that erase and are others the weights are found as those of queries are, by themselves.
+        # Weights of keys that erase and are others are found by themselves, as those of queries.
         products = 2 * halved_products()[0] if erase else halved_products(erases=True)[0]
     within = 2 * c * ((products + 1) * k + 2 * v) + _inverse(c, implementation)
-    exponentials = _exponentials('diagonal_low_rank' if erase else 'delta_rule', implementation, c, decay, k)
+    # Kernels serve keys that erase by those of `diagonal_low_rank`.
+    kernels = 'diagonal_low_rank' if erase and implementation != 'xla' else 'delta_rule'
+    exponentials = _exponentials(kernels, implementation, c, decay, k)
     ahead = Cost(steps * (6 * state + within), moved, steps * exponentials[0])
     return CallCost(model, Passes(ahead, Cost(3 * ahead.flops, moved_back, steps * exponentials[1])))
 
