@@ -127,6 +127,8 @@ def attention(
 
     # What is computed forward, for the gradients of queries, and for those of keys and values.
     done = of_queries = of_keys = pairs
+    # Passes over the scores for the gradients of keys and of values.
+    turns = 1
     match implementation:
         case 'reference' | 'xla':
             tile = tiling.attention(t, s) if implementation == 'xla' else None
@@ -137,15 +139,15 @@ def attention(
         case 'mosaic_gpu':
             steps = _hopper_steps(k, v, h // g)
             done, of_queries = computed(128, steps.forward), computed(128, steps.query_gradients)
-            of_keys = computed(steps.key_gradients, 128)
+            of_keys, turns = computed(steps.key_gradients, 128), 1 if steps.together else 2
     # The portable form keeps few weights, and computes many again.
     kept = implementation == 'xla' and tiling.attention(t, s) is None and tiling.keeps_weights(b * h * t * s)
     match implementation:
         case 'reference' | 'xla' if kept or implementation == 'reference':
             back = Cost(4 * done * (k + v), model.backward.bytes)
         case 'mosaic_gpu' | 'mosaic_tpu':
-            products = of_queries * (2 * k + v) + of_keys * (2 * k + 2 * v)
-            back = Cost(2 * products, model.backward.bytes, of_queries + of_keys)
+            products = of_queries * (2 * k + v) + of_keys * ((1 + turns) * k + 2 * v)
+            back = Cost(2 * products, model.backward.bytes, of_queries + turns * of_keys)
         case _:
             back = Cost(2 * done * (3 * k + 2 * v), model.backward.bytes, done)
     return CallCost(model, Passes(Cost(2 * done * (k + v), arrays, done), back))
@@ -154,7 +156,8 @@ def attention(
 def _hopper_steps(k: int, v: int, r: int) -> tiling.HopperAttentionTile:
     """Raises ValueError for heads that the kernels do not take."""
     padded = -(-k // 64) * 64, -(-v // 64) * 64
-    found = tiling.attention_hopper(*padded, r, vectors=0, numbers=2, bias=False)
+    # Of each query the backward pass knows both statistics of the softmax, and what its gradients have in common.
+    found = tiling.attention_hopper(*padded, r, vectors=0, numbers=3, bias=False)
     if found is None:
         raise ValueError(f'attention: k={k} and v={v} at {r} query heads a group; expected heads that mosaic_gpu takes')
     return found
