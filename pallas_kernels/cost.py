@@ -235,10 +235,10 @@ def delta_rule(
     if implementation == 'reference':
         return CallCost(model, model)
     c = _chunk('delta_rule', implementation, b, t, h, k, v, decay)
-    products = 2
-    if implementation == 'mosaic_gpu' and decay == 'vector':
-        # Weights of keys that erase and are others are found by themselves, as those of queries.
-        products = 2 * halved_products()[0] if erase else halved_products(erases=True)[0]
+    products = 2 * _products(implementation, c, decay)
+    if implementation == 'mosaic_gpu' and decay == 'vector' and not erase:
+        # Else weights of keys that erase are found by themselves, as those of queries.
+        products = halved_products(erases=True)[0]
     within = 2 * c * ((products + 1) * k + 2 * v) + _inverse(c, implementation)
     # Kernels serve keys that erase by those of `diagonal_low_rank`.
     kernels = 'diagonal_low_rank' if erase and implementation != 'xla' else 'delta_rule'
@@ -273,12 +273,18 @@ def diagonal_low_rank(
     if implementation == 'reference':
         return CallCost(model, model)
     c = _chunk('delta_rule', implementation, b, t, h, k, v, decay)
-    # On Hopper, with decays of key channels, all that reads does so for each key by itself.
-    products = halved_products()[0] if implementation == 'mosaic_gpu' and decay == 'vector' else 1
-    within = 2 * c * (2 * keys * products * k + k + (2 * keys) * v) + _inverse(c, implementation)
+    products = 2 * keys * _products(implementation, c, decay)
+    within = 2 * c * ((products + 1) * k + (2 * keys) * v) + _inverse(c, implementation)
     exponentials = _exponentials('diagonal_low_rank', implementation, c, decay, k, keys)
     ahead = Cost(steps * ((4 + 2 * keys) * state + within), moved, steps * exponentials[0])
     return CallCost(model, Passes(ahead, Cost(3 * ahead.flops, moved_back, steps * exponentials[1])))
+
+
+def _products(implementation: str, c: int, decay: str | None) -> int:
+    """Products with the steps of a chunk of c that what reads takes for a key: by halves where channels have decays."""
+    if implementation == 'xla' or decay != 'vector':
+        return 1
+    return halved_products()[0] if implementation == 'mosaic_gpu' else c.bit_length() - 1
 
 
 def halved_products(*, erases: bool = False) -> tuple[int, int]:
@@ -315,8 +321,29 @@ def _exponentials(core: str, implementation: str, c: int, decay: str | None, k: 
         # Of every size of halves and to both ends; queries of `diagonal_low_rank` and what else reads by themselves.
         channels = k * (tiling.HALVES + 2) * (2 * keys if core == 'diagonal_low_rank' else 1)
         return channels, 2 * channels
-    within = {None: 0, 'scalar': 1, 'vector': k}[decay] * (3 if core == 'diagonal_low_rank' else 1) + c
+    if implementation == 'mosaic_tpu':
+        return _exponentials_on_tpus(core, c, decay, k, keys)
+    within = {None: 0, 'scalar': 1}[decay] * (3 if core == 'diagonal_low_rank' else 1) + c
     return within, 2 * within
+
+
+def _exponentials_on_tpus(core: str, c: int, decay: str | None, k: int, keys: int) -> tuple[int, int]:
+    """Those of the kernels for TPUs."""
+    if core == 'linear_attention':
+        if decay != 'vector':
+            return c, c
+        # For every other step of a sub-block, twice backward, for every sub-block that reads, and to the ends of both.
+        blocks = c // tiling.SUBBLOCK
+        return k * (tiling.SUBBLOCK + blocks + 3), k * (2 * tiling.SUBBLOCK + blocks + 5)
+    # What reads before the state decays in its step has sums of its own.
+    apart = core == 'diagonal_low_rank'
+    if decay != 'vector':
+        within = (2 * c + 3 if apart else c + 2) if decay == 'scalar' else 0
+        return within, 2 * within
+    # For every size of halves those of what reads and of keys, and to both ends; backward once more without queries.
+    sizes = c.bit_length() - 1
+    within = (2 + keys) * sizes + 2 + apart
+    return k * within, k * (2 * within - sizes - apart)
 
 
 def _inverse(c: int, implementation: str) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import pallas_kernels
@@ -128,6 +129,36 @@ def test_the_compiler_is_told_what_kernels_cost(core, here, name):
         # XLA takes those of one decay over each chunk.
         exponentials = executed.forward.exponentials + executed.backward.exponentials
         assert exponentials == sum(estimate.transcendentals for estimate in found)
+
+
+@pytest.mark.parametrize('core', MATRIX_STATE)
+def test_kernels_for_tpus_with_decays_of_key_channels_cost_what_is_in_their_programs(core):
+    call = next(call for call in real(core).values() if getattr(call.arrays.get('log_decay'), 'ndim', 0) == 4)
+    for kernel in kernels(core, target.TPU_V5E, call):
+        known, grid = kernel.params['cost_estimate'], math.prod(kernel.params['grid_mapping'].grid)
+        done, exponentials = counted(kernel.params['jaxpr'])
+        assert 0.8 < grid * done / known.flops < 1.1
+        # Besides, a few a chunk.
+        assert 1 <= grid * exponentials / known.transcendentals < 1.01
+
+
+def counted(jaxpr: Any) -> tuple[int, int]:
+    """The operations of the products of a program, in the dearer branch of each condition, and its exponentials."""
+    found = np.zeros(2, int)
+    for equation in jaxpr.eqns:
+        parts = [np.array(counted(program)) for program in inner(equation)]
+        match equation.primitive.name:
+            case 'dot_general':
+                summed = equation.params['dimension_numbers'][0][0]
+                terms = math.prod(equation.invars[0].aval.shape[axis] for axis in summed)
+                found[0] += 2 * terms * equation.outvars[0].aval.size
+            case 'exp':
+                found[1] += equation.outvars[0].aval.size
+            case 'cond':
+                found += np.max(parts, axis=0)
+            case name:
+                found += (equation.params['length'] if name == 'scan' else 1) * sum(parts, start=np.zeros(2, int))
+    return tuple(found.tolist())
 
 
 def test_products_are_used_after_their_wait_alone(on_hopper):
