@@ -419,6 +419,9 @@ def linear_scan_tpu(t: int, d: int, numbers: int) -> StreamTile:
 HALVES = 6
 """The sizes of the halves of a chunk, 1, 2, 4, ... steps, in kernels with decays of key channels on Hopper."""
 
+SUBBLOCK = 16
+"""Steps of a chunk of `linear_attention` on TPUs in whose scores decays of key channels enter one by one."""
+
 SELECTIVE_SCAN_SEGMENT = 8
 """The steps whose states a program of `selective_scan` holds in shared memory in its backward pass."""
 

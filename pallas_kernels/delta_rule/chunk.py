@@ -80,7 +80,8 @@ def weights(chunk: Chunk, form: Form, by_channels: Callable[[Steps], Found] | No
         writes, factor = jnp.where(runs == last, writes, 0), jnp.where(last == 0, factor, 0)
     return Weights(
         among=jnp.where(seen, by_q, 0),
-        erased=jnp.where(past, beta * by_erase, 0),
+        # Products that are not needed may overflow: they are hidden before beta, whose gradient would be of them.
+        erased=beta * jnp.where(past, by_erase, 0),
         q=q,
         k=erase,
         writes=writes,

@@ -10,6 +10,8 @@ from attnlab.testing.noise import noise
 from attnlab.testing.tolerances import assert_close
 from pallas_kernels import delta_rule, linear_attention, target, tiling
 from pallas_kernels.cases import delta_rule as cases
+from pallas_kernels.cases.drawing import Call
+from pallas_kernels.matrix_state.chunks import MODERATE
 from pallas_kernels.matrix_state.inverse import inverse
 
 NARROW = ('shared queries and keys', 'packed scalar', 'packed vector', 'strong vector')
@@ -310,6 +312,21 @@ def test_what_a_repeated_key_holds_does_not_grow_in_bfloat16():
         _, found = delta_rule(k, k, v, beta)
     _, expected = delta_rule(k, k, v, beta, implementation='reference')
     assert np.linalg.norm(found - expected) < np.linalg.norm(expected)
+
+
+def test_long_keys_where_a_chunk_nearly_decays_away(comparison):
+    """Products with later keys, which nothing reads, overflow there; they made the gradients of strengths NaN."""
+    t, length = 32, 100.0
+    key = noise(1, 1, 1, 16, seed=0)
+    key = jnp.broadcast_to(length * key / jnp.linalg.norm(key), (1, t, 1, 16))
+    arrays = {
+        'q': key / length,
+        'k': key,
+        'v': noise(1, t, 1, 4, seed=1),
+        'beta': jnp.full((1, t, 1), 1 / length**2),
+        'log_decay': jnp.full((1, t, 1, 16), -0.999 * 2 * MODERATE / (t - 1)).at[:, 0].set(0),
+    }
+    comparison.check(delta_rule, 'long keys', Call(arrays, {}), t * 16, implementation='xla')
 
 
 def test_memory_is_linear_in_length():
