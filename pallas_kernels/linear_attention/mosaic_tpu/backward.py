@@ -108,7 +108,7 @@ def _body(
     jax.lax.fori_loop(0, plan.chunks, write, kept[:, 0])
 
     @functools.partial(for_heads, plan)
-    def pull(chunk: Chunk, doutput: jax.Array, before: jax.Array, dafter: jax.Array) -> tuple[jax.Array, ...]:
+    def pull(chunk: Chunk, doutput: jax.Array, before: jax.Array, dafter: jax.Array) -> tuple[Inputs, jax.Array]:
         decays = scores.decays(chunk)
         weights, pulled = scores.pull(chunk, dot(doutput, chunk.v, 'nt'))
         keys = (chunk.k * decays.write).astype(plan.dtype)

@@ -69,13 +69,14 @@ def chunk_at(plan: Plan, inputs: Inputs, place: Any) -> Chunk:
     )
 
 
-def for_heads[**P, T](plan: Plan, function: Callable[P, T]) -> Callable[P, T]:
+def for_heads[T](plan: Plan, function: Callable[..., T]) -> Callable[..., T]:
     """A function of what one head has, for all heads of a program at once."""
     if plan.together > 1:
         return jax.vmap(function)
 
-    def alone(*arrays: P.args, **_: P.kwargs) -> T:
-        # A mapped axis of one head would cost the layouts of blocks of steps.
-        return jax.tree.map(lambda array: array[None], function(*jax.tree.map(lambda array: array[0], arrays)))
+    def alone(*arrays: Any) -> T:
+        # A mapped axis of one head would change the layouts of blocks of steps.
+        found = function(*jax.tree.map(lambda array: array[0], arrays))
+        return jax.tree.map(lambda array: array[None], found)
 
     return alone

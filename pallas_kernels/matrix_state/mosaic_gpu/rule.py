@@ -92,8 +92,8 @@ def tiled_by(
     here: Target, q: jax.Array, k: jax.Array, v: jax.Array, log_decay: jax.Array | None, state: jax.Array, *_: jax.Array
 ) -> str:
     """Where the tiles of a call are from, see `tuning.source`: a table if those of either direction are."""
-    k = -(-state.shape[2] // TILE) * TILE
-    found = [tuning.source(here, tiling.delta_rule_hopper, k, keys) for keys in (2, 3)]
+    channels = -(-state.shape[2] // TILE) * TILE
+    found = [tuning.source(here, tiling.delta_rule_hopper, channels, keys) for keys in (2, 3)]
     return tuning.TABLE if tuning.TABLE in found else tuning.HEURISTIC
 
 

@@ -35,8 +35,9 @@ def refusal(here: Target, k: jax.Array, v: jax.Array, state: jax.Array) -> str |
 
 
 def head_counts(arrays: Arrays) -> set[int]:
-    """Of how many heads the arrays of a call are, `b h t n`."""
-    return {array.shape[1] for array in jax.tree.leaves(arrays._replace(state=None, starts=None))}
+    """Of how many heads the arrays of a call are, `b h t ...`."""
+    given = arrays.q, arrays.k, arrays.v, arrays.vectors, arrays.numbers, arrays.log_decay
+    return {array.shape[1] for array in jax.tree.leaves(given)}
 
 
 @dataclasses.dataclass(frozen=True)
