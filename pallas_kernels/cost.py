@@ -347,10 +347,10 @@ def _exponentials_on_tpus(core: str, c: int, decay: str | None, k: int, keys: in
 
 
 def _inverse(c: int, implementation: str) -> int:
-    """A step's part of the inverse of a chunk: by blocks in two products a size, each in three of 16 bits on Hopper."""
+    """A step's part of the inverse of a chunk: in kernels by blocks, two products a size, each in three of 16 bits."""
     if implementation == 'xla':
         return 2 * c * c // 3
-    return 4 * c * c * max(c.bit_length() - 2, 0) * (3 if implementation == 'mosaic_gpu' else 1)
+    return 4 * c * c * max(c.bit_length() - 2, 0) * 3
 
 
 def _chunk(core: str, implementation: str, b: int, t: int, h: int, k: int, v: int, decay: str | None) -> int:

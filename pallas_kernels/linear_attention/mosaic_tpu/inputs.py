@@ -32,7 +32,7 @@ def plan_of(arrays: Arrays) -> Plan:
     dtype = jnp.bfloat16 if arrays.q.dtype == jnp.bfloat16 else jnp.float32
     tile = tiling.linear_attention_tpu(t, k, v, vector=is_vector)
     # With decays of key channels what is not a product takes the time, and several heads spill registers.
-    together = 1 if is_vector else tiling.heads_tpu(h, head_counts(arrays), k, v)
+    together = 1 if is_vector else tiling.heads_tpu(b, h, head_counts(arrays), k, v)
     return Plan(b, t, h, k, v, tile, dtype, is_vector, together)
 
 

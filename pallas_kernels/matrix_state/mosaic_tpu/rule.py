@@ -104,7 +104,7 @@ def _plan_of(arrays: Arrays) -> Plan:
     b, h, k, v = arrays.state.shape
     t = arrays.q.shape[2]
     is_vector = arrays.log_decay is not None and arrays.log_decay.shape[3] > 1
-    tile, together = tiling.delta_rule_tpu(t, k, v), tiling.heads_tpu(h, head_counts(arrays), k, v)
+    tile, together = tiling.delta_rule_tpu(t, k, v), tiling.heads_tpu(b, h, head_counts(arrays), k, v)
     return Plan(b, t, h, k, v, tile, solving.operands(arrays.q.dtype), is_vector, together)
 
 
