@@ -8,8 +8,10 @@ import codecs
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import pathlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,6 +23,12 @@ from attnlab.errors import UserError, optional
 
 PIECE = 2**20
 """Texts longer than this many bytes are encoded piece by piece, each cut after a line's end, to bound memory."""
+
+LONG = re.compile(r'\w{4096}|[\W_]{4096}')
+"""What tokenizers are not trained on in one: merging takes time quadratic in the length of the longest word.
+
+Words of byte-level BPE, which are letters, digits, other characters or spaces alone, are of either kind.
+"""
 
 
 @runtime_checkable
@@ -104,6 +112,8 @@ class BytePairs:
 
     def train(self, contents: Iterable[bytes]) -> 'TrainedBytePairs':
         """The tokenizer trained on the first `train_bytes` of `contents`, deterministic.
+
+        Runs of more than 4096 characters without a break, such as of DNA, are taken in parts.
 
         Raises `UserError` for text that is not UTF-8, or too little of it to fill the vocabulary.
         """
@@ -280,7 +290,15 @@ def _head(contents: Iterable[bytes], size: int) -> Iterator[str]:
         if size <= 0:
             return
         size -= len(piece.encode())
-        yield piece
+        yield from _cut(piece)
+
+
+def _cut(piece: str) -> Iterator[str]:
+    """The piece as it is, or in parts where a run without a break is `LONG`."""
+    stops = [run.end() for run in LONG.finditer(piece)]
+    for start, stop in itertools.pairwise([0, *stops, len(piece)]):
+        if start < stop:
+            yield piece[start:stop]
 
 
 def _alphabet() -> dict[str, int]:

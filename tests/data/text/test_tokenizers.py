@@ -1,6 +1,7 @@
 import hashlib
 import json
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -82,6 +83,25 @@ def test_training_stops_at_train_bytes():
     rest = [b'zq' * 1000]
     assert BytePairs(268, train_bytes=len(TEXT)).train([TEXT, *rest]).hash == BytePairs(268).train([TEXT]).hash
     assert BytePairs(268, train_bytes=len(TEXT) + 1).train([TEXT, *rest]).hash != BytePairs(268).train([TEXT]).hash
+
+
+@pytest.mark.parametrize('run', ['ACGTTGCA', 'été', '0123456789', '_-=+', ' \t', ' '])
+def test_runs_without_a_break_are_cut_for_training(run):
+    text = 'a word ' + run * (10_000 // len(run)) + '\nmore words\n'
+    parts = list(tokenizers._head([text.encode()], len(text)))
+    assert ''.join(parts) == text
+    assert len(parts) == 3
+    # 300 kB in one took 20 s and more.
+    rest = run.encode() * (300_000 // len(run.encode()))
+    start = time.monotonic()
+    assert BytePairs(258).train([rest, TEXT]).vocab == 258
+    assert time.monotonic() - start < 5
+
+
+def test_ordinary_text_is_not_cut():
+    text = (TEXT * 100).decode() + 'ab1-_é ' * 10_000 + 'w' + '-' * 4095 + 'w' * 4095 + ' ' * 4095
+    assert list(tokenizers._cut(text)) == [text]
+    assert list(tokenizers._head([text.encode(), b'', b'x'], 10**9)) == [text, 'x']
 
 
 def test_long_texts_are_encoded_in_pieces(pairs, monkeypatch):
