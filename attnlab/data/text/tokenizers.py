@@ -119,9 +119,7 @@ class BytePairs:
         """
         if self.vocab < 256:
             raise UserError(f'vocab of BytePairs is {self.vocab}; the single bytes alone are 256 tokens')
-        library = _library()
-        tokenizer = library.Tokenizer(library.models.BPE())
-        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        library, tokenizer = _library(), _untrained()
         alphabet = library.pre_tokenizers.ByteLevel.alphabet()
         trainer = library.trainers.BpeTrainer(vocab_size=self.vocab, initial_alphabet=alphabet, show_progress=False)
         tokenizer.train_from_iterator(_head(contents, self.train_bytes), trainer)
@@ -229,19 +227,35 @@ def _byte_pairs(vocab: Any, definition: Any) -> TrainedBytePairs:
 
 
 def _check_definition(tokenizer: TrainedBytePairs) -> None:
-    """Raises `ValueError` and the like for a definition that is none, or has another number of tokens."""
+    """Raises `ValueError` and the like for a definition that is none, or encodes otherwise than those of training."""
     # Of a copy, since what is read of a definition is kept, and pickled with it.
     read = dataclasses.replace(tokenizer)
-    count = len(read.token_bytes)
+    tokens = read._tokens
     try:
-        known = read._encoder.get_vocab_size()
+        # As the library writes it today, whichever version wrote it.
+        found = _parts(read._encoder)
     except (UserError, ImportError):
         raise
     # The library raises no class of its own.
     except Exception as error:
         raise ValueError(str(error)) from error
-    if not count == known == tokenizer.vocab:
-        raise ValueError(f'vocab is {tokenizer.vocab}, and the definition has {known} tokens')
+    ids = sorted(found.pop('vocab').values())
+    if not len(ids) == len(tokens) == tokenizer.vocab:
+        raise ValueError(f'vocab is {tokenizer.vocab}, and the definition has {len(ids)} tokens')
+    if ids != list(range(len(ids))):
+        raise ValueError('its ids do not run from 0 without a gap')
+    if absent := {bytes([byte]) for byte in range(256)} - set(tokens):
+        raise ValueError(f'it has no token for the byte 0x{min(absent).hex()}')
+    written = _parts(_untrained())
+    for name, value in found.items():
+        if name != 'merges' and value != written.get(name):
+            raise ValueError(f'its {name} is {value!r}, where attnlab writes {written.get(name)!r}')
+
+
+def _parts(tokenizer: Any) -> dict[str, Any]:
+    """The fields of a tokenizer of the library and of its model."""
+    fields = json.loads(tokenizer.to_str())
+    return fields | fields.pop('model')
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str) -> UInt[np.ndarray, 't']:
@@ -306,6 +320,14 @@ def _alphabet() -> dict[str, int]:
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def _untrained() -> Any:
+    """A tokenizer of the library, without tokens."""
+    library = _library()
+    tokenizer = library.Tokenizer(library.models.BPE())
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return tokenizer
 
 
 def _library() -> Any:
