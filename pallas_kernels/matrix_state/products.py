@@ -106,7 +106,7 @@ def added_up(which: jax.Array, array: jax.Array, form: Form) -> jax.Array:
 
 def _added_up(which: jax.Array, array: jax.Array, sides: str, form: Form) -> jax.Array:
     if form.operands != jnp.bfloat16:
-        return multiply_exactly(which, array, sides)
+        return multiply(which, array, sides, exact(array))
     first, *others = (multiply(which, part, sides, PARTS) for part in _parts(array, 3))
     return first + (others[0] + others[1])
 
