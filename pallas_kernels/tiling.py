@@ -173,15 +173,15 @@ def linear_attention_tpu(t: int, k: int, v: int, *, vector: bool) -> ChunkTile:
     return ChunkTile(steps=steps, group=steps * min(most, -(-t // steps)))
 
 
-def heads_tpu(b: int, h: int, counts: Collection[int], k: int, v: int) -> int:
+def heads_tpu(b: int, h: int, counts: Collection[int], k: int, v: int, size: int) -> int:
     """The heads of a program, up to four: of `h` heads that share arrays of `counts`, of each its own or one for all.
 
     A chunk is a chain of products, and those of other heads fill the turns in which it waits. By the compiler's
     schedule for a v5e, a chunk of linear attention or of the delta rule has between two fifths and three quarters of
-    the instructions that it has alone; of eight heads it has no fewer. The blocks of all of them are in VMEM, and two
-    programs are left for the cores of a TPU that has two.
+    the instructions that it has alone; of eight heads it has no fewer. The blocks of all of them, of numbers of `size`
+    bytes, are in VMEM, and two programs are left for the cores of a TPU that has two.
     """
-    most = min(b * h // 2, 2**16 // (max(k, 128) * max(v, 128)))
+    most = min(b * h // 2, 2**17 // (size * max(k, 128) * max(v, 128)))
     fit = (n for n in (4, 2) if n <= most and h % n == 0 and all(m == h or h // m % n == 0 for m in counts))
     return next(fit, 1)
 

@@ -336,10 +336,11 @@ def test_sums_in_parts_lose_nothing():
 )
 def test_heads_of_a_program_share_arrays_or_have_their_own(heads, together):
     h = max(heads)
-    assert tiling.heads_tpu(2, h, set(heads), 64, 128) == together
-    assert tiling.heads_tpu(2, h, set(heads), 256, 256) == 1, 'VMEM'
+    assert tiling.heads_tpu(2, h, set(heads), 64, 128, size=2) == together
+    assert tiling.heads_tpu(2, h, set(heads), 64, 128, size=4) == min(together, 2), 'VMEM'
+    assert tiling.heads_tpu(2, h, set(heads), 256, 256, size=2) == 1, 'VMEM'
     if h == 4:
-        assert tiling.heads_tpu(1, h, set(heads), 64, 64) == 2, 'both cores'
+        assert tiling.heads_tpu(1, h, set(heads), 64, 64, size=2) == 2, 'both cores'
 
 
 def test_what_a_repeated_key_holds_does_not_grow_in_bfloat16():

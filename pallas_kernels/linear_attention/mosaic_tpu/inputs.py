@@ -11,7 +11,7 @@ from pallas_kernels import tiling
 from pallas_kernels.linear_attention.mosaic_tpu.chunk import Chunk
 from pallas_kernels.matrix_state import decays
 from pallas_kernels.matrix_state.differentiation import Arrays
-from pallas_kernels.matrix_state.mosaic_tpu.plan import Plan, head_counts
+from pallas_kernels.matrix_state.mosaic_tpu.plan import Plan, head_counts, operands
 
 
 class Inputs(NamedTuple):
@@ -28,11 +28,10 @@ def plan_of(arrays: Arrays) -> Plan:
     b, h, k, v = arrays.state.shape
     t = arrays.q.shape[2]
     is_vector = arrays.log_decay is not None and arrays.log_decay.shape[3] > 1
-    # Matrix units support bfloat16; float16 is computed in float32.
-    dtype = jnp.bfloat16 if arrays.q.dtype == jnp.bfloat16 else jnp.float32
+    dtype = operands(arrays.q.dtype)
     tile = tiling.linear_attention_tpu(t, k, v, vector=is_vector)
     # With decays of key channels what is not a product takes the time, and several heads spill registers.
-    together = 1 if is_vector else tiling.heads_tpu(b, h, head_counts(arrays), k, v)
+    together = 1 if is_vector else tiling.heads_tpu(b, h, head_counts(arrays), k, v, dtype.itemsize)
     return Plan(b, t, h, k, v, tile, dtype, is_vector, together)
 
 

@@ -34,6 +34,11 @@ def refusal(here: Target, k: jax.Array, v: jax.Array, state: jax.Array) -> str |
     return None
 
 
+def operands(dtype: jnp.dtype) -> jnp.dtype:
+    """The type that matrix units multiply: float16 is computed in float32."""
+    return jnp.dtype(jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32)
+
+
 def head_counts(arrays: Arrays) -> set[int]:
     """Of how many heads the arrays of a call are, `b h t ...`."""
     given = arrays.q, arrays.k, arrays.v, arrays.vectors, arrays.numbers, arrays.log_decay

@@ -12,7 +12,7 @@ from pallas_kernels import tiling
 from pallas_kernels.cost import CallCost
 from pallas_kernels.matrix_state.differentiation import Arrays, Outputs, Passes
 from pallas_kernels.matrix_state.mosaic_tpu import solving
-from pallas_kernels.matrix_state.mosaic_tpu.plan import Plan, head_counts
+from pallas_kernels.matrix_state.mosaic_tpu.plan import Plan, head_counts, operands
 from pallas_kernels.matrix_state.mosaic_tpu.solving import DECAY, OTHERS, RUN, fill
 from pallas_kernels.matrix_state.products import EXACT, Form
 from pallas_kernels.target import Target
@@ -104,8 +104,9 @@ def _plan_of(arrays: Arrays) -> Plan:
     b, h, k, v = arrays.state.shape
     t = arrays.q.shape[2]
     is_vector = arrays.log_decay is not None and arrays.log_decay.shape[3] > 1
-    tile, together = tiling.delta_rule_tpu(t, k, v), tiling.heads_tpu(b, h, head_counts(arrays), k, v)
-    return Plan(b, t, h, k, v, tile, solving.operands(arrays.q.dtype), is_vector, together)
+    tile, dtype = tiling.delta_rule_tpu(t, k, v), operands(arrays.q.dtype)
+    together = tiling.heads_tpu(b, h, head_counts(arrays), k, v, dtype.itemsize)
+    return Plan(b, t, h, k, v, tile, dtype, is_vector, together)
 
 
 def _inputs_of(plan: Plan, arrays: Arrays) -> Inputs:

@@ -213,8 +213,3 @@ def steps_at(plan: Plan, place: Any) -> Any:
 def column(rows: Any, place: Any, row: int) -> jax.Array:
     """One of the rows of a chunk, `h c 1`."""
     return rows[:, place, row : row + 1].swapaxes(1, 2)
-
-
-def operands(dtype: Any) -> Any:
-    """The type that matrix units multiply: float16 is computed in float32."""
-    return jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32
