@@ -54,7 +54,8 @@ class ImageFolder(Dataset):
 
     @property
     def kind(self) -> Kind:
-        return Kind(classes=len(self.classes), length=self.size**2, channels=self.channels, mean=127.5, deviation=63.75)
+        of_bytes = {'mean': 127.5, 'deviation': 63.75, 'highest': 255.0}
+        return Kind(classes=len(self.classes), length=self.size**2, channels=self.channels, **of_bytes)
 
     @property
     def splits(self) -> Mapping[str, int | None]:
