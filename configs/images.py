@@ -524,7 +524,7 @@ def _paper(recipe: Recipe, images: Images, name: str, initialization: ConfigDict
             mixers,
             layer=dataclasses.replace(recipe.layer, norm=paper.norm),
             depth=paper.depths[index],
-            mlp=spec(MLP, hidden=paper.mlp[index] * width * paper.dim),
+            mlp=spec(MLP, hidden=paper.mlp[index] * width * paper.dim, activation='gelu_exact'),
             initialization=initialization,
         )
         here = {'merge': paper.merge} if index else {}

@@ -917,6 +917,18 @@ def test_stages_are_those_of_the_mixers_between_convolutions(layout):
         assert attention.reduction.ratio == ratio and 'reduction' not in convolution
 
 
+@pytest.mark.parametrize('name', ['swin', 'pvt'])
+def test_channel_mixers_of_a_paper_have_the_exact_gelu(name):
+    """As `nn.GELU` is, which the released code of both has."""
+    resolutions = images.get_config(f'zoo={name},layout=paper').model.stack.resolutions
+    mlp = build(resolutions[-1].stack.blocks[0].mlp)(8, rngs=nnx.Rngs(0))
+    for linear in (mlp.up, mlp.down):
+        linear.weight[...] = jnp.zeros(linear.weight.shape).at[0, 0].set(1.0)
+    x = np.linspace(-4, 4, 81)
+    found = mlp(jnp.zeros((1, 81, 8)).at[..., 0].set(x))[0, :, 0]
+    np.testing.assert_allclose(found, x * (1 + erf(x / 2**0.5)) / 2, atol=1e-5)
+
+
 def test_stages_of_a_paper_have_convolutions():
     for block in blocks_of(images.get_config('zoo=swin,conv=AC,layout=paper')):
         assert block.mixer_prelude.target.endswith('Canon') and block.mlp_prelude.target.endswith('Canon')
