@@ -1020,6 +1020,13 @@ def test_images_are_drawn_from_noise(tmp_path):
         images.get_config('predict=v,layout=pyramid')
 
 
+@pytest.mark.parametrize(('data', 'count'), [('digits', 64), ('cifar100', 100)])
+def test_images_are_drawn_of_every_label(data, count):
+    config = images.get_config(f'predict=v,given=label,data={data}')
+    assert build(config.evals[1]).count == count
+    assert set(build(config.task).asked(count)) == set(range(build(config.task).data.kind.classes))
+
+
 def test_time_is_told_to_norms():
     """Of every branch; the pixels are then mapped without it."""
     setup = prepare(images.get_config('zoo=lamamba,predict=v,given=label,told=norms'))
@@ -1080,6 +1087,7 @@ def test_images_of_ones_own(tmp_path):
     [
         ('given=label', 'given=label is for predict=epsilon and predict=v, which draw images of a label'),
         ('given=nothing', 'given=nothing is for predict=epsilon and predict=v'),
+        ('predict=v,data=segments,given=label', 'given=label tells the label of an image; data=segments has a class'),
         ('told=pixels', 'told=pixels is for predict=epsilon and predict=v, which tell the time'),
         ('predict=v,told=banana', 'there is no told=banana'),
         ('colors=rgb', 'colors=rgb is for images of your own; data=digits has its own'),
