@@ -54,8 +54,8 @@ class ImageFolder(Dataset):
 
     @property
     def kind(self) -> Kind:
-        of_bytes = {'mean': 127.5, 'deviation': 63.75, 'highest': 255.0}
-        return Kind(classes=len(self.classes), length=self.size**2, channels=self.channels, **of_bytes)
+        of_bytes = functools.partial(Kind, mean=127.5, deviation=63.75, highest=255.0)
+        return of_bytes(classes=len(self.classes), length=self.size**2, channels=self.channels)
 
     @property
     def splits(self) -> Mapping[str, int | None]:
