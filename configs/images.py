@@ -265,7 +265,7 @@ def get_config(arg: str = '') -> ConfigDict:
     evals = (*evals, *_pictures(images, chosen))
     model = _model(recipe, images, layout, chosen)
     if chosen['predict'] != 'label':
-        model, evals = _denoising(model, task, layout, chosen), (*evals, spec(Drawings, cadence=spec(AtEnd)))
+        model, evals = _denoising(model, task, layout, chosen), (*evals, _drawings(images, task))
     return run_config(
         chosen,
         steps=size.steps,
@@ -364,6 +364,11 @@ def _task(
     predicts = choose(PREDICTED, 'predict', chosen['predict'])
     if predicts is not None:
         given = choose(GIVEN, 'given', chosen['given'] or 'nothing')
+        if given == 'label' and images.dense:
+            raise UserError(
+                f'given=label tells the label of an image; data={chosen["data"]} has a class for every patch and none '
+                'for an image: leave it out'
+            )
         part = {'patch': images.patch, 'augmentation': augmentation, 'predicts': predicts, 'given': given}
         return spec(Diffusion, data=images.data, **part)
     check_not_given(chosen, ('given',), 'is for predict=epsilon and predict=v, which draw images of a label')
@@ -432,6 +437,13 @@ def _denoising(model: ConfigDict, task: ConfigDict, layout: Layout, chosen: dict
         model.inputs.channels = model.inputs.channels + told
     model.head, model.pool = spec(RegressionHead), None
     return model
+
+
+def _drawings(images: Images, task: ConfigDict) -> ConfigDict:
+    """What draws at the end: of images that are given a label as many as there are labels, or more."""
+    if task.given == 'nothing':
+        return spec(Drawings, cadence=spec(AtEnd))
+    return spec(Drawings, cadence=spec(AtEnd), count=max(Drawings.count, images.data.kind.classes))
 
 
 def _told(block: ConfigDict, name: str) -> ConfigDict:
@@ -524,7 +536,7 @@ def _paper(recipe: Recipe, images: Images, name: str, initialization: ConfigDict
             mixers,
             layer=dataclasses.replace(recipe.layer, norm=paper.norm),
             depth=paper.depths[index],
-            mlp=spec(MLP, hidden=paper.mlp[index] * width * paper.dim),
+            mlp=spec(MLP, hidden=paper.mlp[index] * width * paper.dim, activation='gelu_exact'),
             initialization=initialization,
         )
         here = {'merge': paper.merge} if index else {}

@@ -917,6 +917,18 @@ def test_stages_are_those_of_the_mixers_between_convolutions(layout):
         assert attention.reduction.ratio == ratio and 'reduction' not in convolution
 
 
+@pytest.mark.parametrize('name', ['swin', 'pvt'])
+def test_channel_mixers_of_a_paper_have_the_exact_gelu(name):
+    """As `nn.GELU` is, which the released code of both has."""
+    resolutions = images.get_config(f'zoo={name},layout=paper').model.stack.resolutions
+    mlp = build(resolutions[-1].stack.blocks[0].mlp)(8, rngs=nnx.Rngs(0))
+    for linear in (mlp.up, mlp.down):
+        linear.weight[...] = jnp.zeros(linear.weight.shape).at[0, 0].set(1.0)
+    x = np.linspace(-4, 4, 81)
+    found = mlp(jnp.zeros((1, 81, 8)).at[..., 0].set(x))[0, :, 0]
+    np.testing.assert_allclose(found, x * (1 + erf(x / 2**0.5)) / 2, atol=1e-5)
+
+
 def test_stages_of_a_paper_have_convolutions():
     for block in blocks_of(images.get_config('zoo=swin,conv=AC,layout=paper')):
         assert block.mixer_prelude.target.endswith('Canon') and block.mlp_prelude.target.endswith('Canon')
@@ -1008,6 +1020,13 @@ def test_images_are_drawn_from_noise(tmp_path):
         images.get_config('predict=v,layout=pyramid')
 
 
+@pytest.mark.parametrize(('data', 'count'), [('digits', 64), ('cifar100', 100)])
+def test_images_are_drawn_of_every_label(data, count):
+    config = images.get_config(f'predict=v,given=label,data={data}')
+    assert build(config.evals[1]).count == count
+    assert set(build(config.task).asked(count)) == set(range(build(config.task).data.kind.classes))
+
+
 def test_time_is_told_to_norms():
     """Of every branch; the pixels are then mapped without it."""
     setup = prepare(images.get_config('zoo=lamamba,predict=v,given=label,told=norms'))
@@ -1068,6 +1087,7 @@ def test_images_of_ones_own(tmp_path):
     [
         ('given=label', 'given=label is for predict=epsilon and predict=v, which draw images of a label'),
         ('given=nothing', 'given=nothing is for predict=epsilon and predict=v'),
+        ('predict=v,data=segments,given=label', 'given=label tells the label of an image; data=segments has a class'),
         ('told=pixels', 'told=pixels is for predict=epsilon and predict=v, which tell the time'),
         ('predict=v,told=banana', 'there is no told=banana'),
         ('colors=rgb', 'colors=rgb is for images of your own; data=digits has its own'),

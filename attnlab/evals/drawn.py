@@ -70,7 +70,7 @@ class DrawnImages:
 class Drawings:
     """Draws images from noise, the same noise every time, and compares their pixels with those of a split.
 
-    Where the model is given labels these are drawn in turn, as many images of each.
+    Where the model is given labels images are of each in turn, and of all if `count` is at least their number.
 
     Attributes:
       cadence: when to run during training.

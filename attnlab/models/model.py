@@ -18,6 +18,7 @@ from attnlab.models.heads.head import Head
 from attnlab.models.heads.language import TiedHead
 from attnlab.models.inputs.embedding import Embedding
 from attnlab.models.inputs.inputs import Inputs
+from attnlab.models.inputs.patches import Patches
 from attnlab.models.pyramid import Pyramid
 from attnlab.models.stack import Stack
 from attnlab.models.two_rates import TwoRates
@@ -139,6 +140,20 @@ class Model(Module):
     def sample(self, hidden: Float[Array, 'b d'], key: Array, *, temperature: float, top_p: float) -> Int[Array, ' b']:
         """A prediction sampled by the head for every hidden state."""
         return self.head.sample(hidden, key, temperature=temperature, top_p=top_p)
+
+    def resize(self, size: tuple[int, int]) -> None:
+        """Takes images of another size from now on; see `Patches.resize`, and `Pyramid.resize` for its resolutions.
+
+        Raises `UserError` for inputs that are no `Patches`, and for sizes that these or a pyramid refuse.
+        """
+        if not isinstance(self.embedding, Patches):
+            raise UserError(
+                f'the inputs of the model are {type(self.embedding).__name__}, not Patches of images; only these have '
+                'another size'
+            )
+        if isinstance(self.stack, Pyramid):
+            self.stack.resize(self.embedding.patches, self.embedding.grid_of(size))
+        self.embedding.resize(size)
 
     def init_state(self, batch: int, length: int) -> State:
         """The state before the first token, able to hold `length` tokens; empty when the model is not streaming."""

@@ -15,11 +15,11 @@ from jaxtyping import Float
 from attnlab.blocks.block import Stage
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.functional.grids import flatten, required_grid, unflatten
+from attnlab.functional.grids import Grid, flatten, required_grid, unflatten
 from attnlab.mixers.mixer import NO_STREAM
 from attnlab.models.stack import Stack
 from attnlab.module import Module
-from attnlab.nn.positions import GridSinusoids
+from attnlab.nn.positions import GridSinusoids, LearnedPlaces
 from attnlab.typing import Sequence, State
 
 
@@ -71,13 +71,19 @@ class Resolution(Module):
         """The context of its stack, by that of what comes before. Raises `UserError` for a grid that is too small."""
         if self.merge is None:
             return ctx
-        grid = required_grid(ctx, type(self).__name__, axes=2)
-        image = jax.ShapeDtypeStruct((1, *grid, self.before), jnp.float32)
-        merged = jax.eval_shape(self.merge, image).shape[1:-1]
-        if not math.prod(merged):
-            raise UserError(f'a grid of {grid} has no blocks of {self.ratio} x {self.ratio}; use fewer resolutions')
+        merged = self.grid(required_grid(ctx, type(self).__name__, axes=2))
         positions = Context.full(ctx.positions.shape[0], math.prod(merged)).positions
         return dataclasses.replace(ctx, positions=positions, segments=None, grid=merged)
+
+    def grid(self, before: Grid) -> Grid:
+        """Its grid, by that of what comes before. Raises `UserError` for one that is too small."""
+        if self.merge is None:
+            return before
+        image = jax.ShapeDtypeStruct((1, *before, self.before), jnp.float32)
+        merged = jax.eval_shape(self.merge, image).shape[1:-1]
+        if not math.prod(merged):
+            raise UserError(f'a grid of {before} has no blocks of {self.ratio} x {self.ratio}; use fewer resolutions')
+        return merged
 
     def merged(self, x: Sequence, ctx: Context, after: Context) -> Float[Array, 'b s f']:
         """The input of its stack; `ctx` is the context of `x` and `after` that of the stack."""
@@ -89,6 +95,11 @@ class Resolution(Module):
         grid = required_grid(after, type(self).__name__)
         sinusoids = isinstance(self.positions, GridSinusoids)
         here = self.positions.encode(grid, self.dim) if sinusoids else self.positions()
+        if here.shape[0] != math.prod(grid):
+            raise UserError(
+                f'positions of a resolution are for {here.shape[0]} places; its grid is {grid}: give it that as '
+                'positions.grid, or take a model that is trained to images of this size by Model.resize'
+            )
         return x + jnp.broadcast_to(here.astype(x.dtype), x.shape)
 
 
@@ -128,6 +139,24 @@ class Pyramid(Module):
     def context(self, ctx: Context) -> Context:
         """The context of the output."""
         return self.stacks(ctx)[-1][1]
+
+    def resize(self, grid: Grid, to: Grid) -> None:
+        """Takes a grid `to` from now on where it took `grid`; see `Patches.resize`.
+
+        Learned positions of every resolution are interpolated between those of its own grid. Raises `UserError` for a
+        grid that is too small, and then changes nothing.
+        """
+        for resolution, old, new in zip(self.resolutions, self.grids(grid), self.grids(to), strict=True):
+            if isinstance(resolution.positions, LearnedPlaces):
+                resolution.positions.resample(old, new)
+
+    def grids(self, grid: Grid) -> list[Grid]:
+        """The grids of the resolutions in order, by that of the input."""
+        found = []
+        for resolution in self.resolutions:
+            grid = resolution.grid(grid)
+            found.append(grid)
+        return found
 
     @property
     def parts(self) -> list[Stack]:

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from attnlab.context import Context
 from attnlab.data.long_range.dataset import Example
 from attnlab.data.long_range.rows import padded
-from attnlab.data.pipeline import Row, Source
+from attnlab.data.pipeline import Row, Source, spread
 from attnlab.data.vision.augment import Augmented
 from attnlab.errors import UserError
 from attnlab.metrics import Average
@@ -28,8 +28,8 @@ from attnlab.typing import DropoutKey, State
 LAST = 0.995
 """The latest time: at 1 there would be nothing left of the image."""
 
-CLIPPED = 3.0
-"""The largest number that an estimate of an image has while it is drawn, in standard deviations of pixels."""
+MEASURED = 1_000
+"""The most training images that tell the range of pixels where the data do not."""
 
 
 @checked_fields
@@ -125,6 +125,17 @@ class Diffusion(ImageTask):
         """Numbers that a token has besides those of its pixel."""
         return self.features + (self.data.kind.classes if self.given == 'label' else 0)
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The lowest and the highest number of a pixel, as the model sees them: of the data, or of training images."""
+        kind = self.data.kind
+        if kind.highest is not None:
+            return (0 - kind.mean) / kind.deviation, (kind.highest - kind.mean) / kind.deviation
+        rows = self.data.rows('train')
+        places = spread(len(rows), min(len(rows), MEASURED))
+        seen = [padded(rows[place], kind, kind.length)['tokens'] for place in places]
+        return float(np.min(seen)), float(np.max(seen))
+
     def asked(self, count: int) -> Int[np.ndarray, 'b'] | None:
         """The labels of `count` drawn images, one after the other in turn; `None` where no label is given."""
         return None if self.given == 'nothing' else np.arange(count, dtype=np.int32) % self.data.kind.classes
@@ -174,13 +185,13 @@ class Diffusion(ImageTask):
     ) -> Float[Array, 'b t c']:
         """Draws images from noise, pixels in standard deviations from their mean, in `steps` steps.
 
-        From the prediction at time `t` come estimates `x` of the image, within `CLIPPED`, and `e` of the noise; for the
+        From the prediction at time `t` come estimates `x` of the image, within `bounds`, and `e` of the noise; for the
         time `s` before, `x_s = a_s x + sqrt(b_s^2 - d^2) e + d z`, `d = eta (b_s / b_t) sqrt(1 - a_t^2 / a_s^2)`, `z`
         standard normal: without new noise for `eta` 0, as ancestral sampling for 1. Song et al. 2021,
         https://arxiv.org/abs/2010.02502. Given labels, images are of those that `asked` names. A state of the model's
         layers goes from every step to the next (`attnlab.models.reusing`).
         """
-        labels = self.asked(count)
+        labels, bounds = self.asked(count), self.bounds
         size, channels = side(self.data), self.data.kind.channels
         ctx = Context.full(count, size**2)
         first, *keys = jax.random.split(key, steps + 1)
@@ -197,7 +208,7 @@ class Diffusion(ImageTask):
             found = _joined(model.logits(hidden), size, self.patch, channels)
             (a, b), (a_s, b_s) = self.schedule.levels(t), self.schedule.levels(s)
             image = (x - b * found) / a if self.predicts == 'epsilon' else a * x - b * found
-            image = jnp.clip(image, -CLIPPED, CLIPPED)
+            image = jnp.clip(image, *bounds)
             noise = (x - a * image) / b
             fresh = eta * b_s / b * jnp.sqrt(jnp.maximum(1 - (a / a_s) ** 2, 0))
             x = a_s * image + jnp.sqrt(jnp.maximum(b_s**2 - fresh**2, 0)) * noise

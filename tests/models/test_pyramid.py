@@ -13,10 +13,15 @@ from attnlab.blocks.block import Block
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.spatial.windows import WindowAttention
+from attnlab.models.heads.classification import ClassificationHead
+from attnlab.models.inputs.embedding import Embedding
+from attnlab.models.inputs.patches import Patches
+from attnlab.models.model import Model
 from attnlab.models.predictor import one_stack
 from attnlab.models.pyramid import Pyramid, Resolution
 from attnlab.models.stack import Stack
 from attnlab.nn.convolutions import NormedPatchMap, PatchMerging
+from attnlab.nn.pools import MeanPool
 from attnlab.nn.positions import GridSinusoids, LearnedPlaces
 from attnlab.testing.noise import noise
 
@@ -81,6 +86,71 @@ def test_sinusoids_are_of_the_own_grid():
     plain = resolution.merge(x.reshape(1, 5, 7, 8)).reshape(1, 12, 8)
     added = resolution.merged(x, CTX, after) - plain
     np.testing.assert_allclose(added[0], GridSinusoids().encode((3, 4), 8), rtol=1e-5, atol=1e-5)
+
+
+def images_of(size):
+    """A model of images, and the grids of its three resolutions, two of which have positions of their own."""
+    grids = [tuple(side // 2**count for side in size) for count in (1, 2, 3)]
+    resolutions = [functools.partial(Resolution, stack=stack)]
+    for width, grid in enumerate(grids[1:], start=2):
+        places = functools.partial(LearnedPlaces, grid=grid)
+        resolutions.append(
+            functools.partial(Resolution, width=width, stack=stack, merge=NormedPatchMap, positions=places)
+        )
+    model = Model(
+        3,
+        dim=8,
+        stack=functools.partial(Pyramid, resolutions=tuple(resolutions)),
+        head=functools.partial(ClassificationHead, classes=3),
+        inputs=functools.partial(Patches, size=size, channels=1, patch=2),
+        pool=MeanPool(),
+        streaming=False,
+        dtype=jnp.float32,
+        rngs=nnx.Rngs(0),
+    )
+    return model, grids
+
+
+def smooth(grid, dim):
+    """Numbers by where a place lies in an image, another for every channel."""
+    y, x = np.meshgrid(*((np.arange(side) + 0.5) / side for side in grid), indexing='ij')
+    return np.sin(y.reshape(-1, 1) + np.arange(dim)) + x.reshape(-1, 1)
+
+
+@pytest.mark.parametrize('size', [(64, 64), (16, 48)])
+def test_a_model_is_resized_with_the_positions_of_every_resolution(size):
+    """It has the shapes of one made at that size, and positions that say where in an image they lie still do."""
+    (model, grids), (other, wanted) = images_of((32, 32)), images_of(size)
+    parts = (model.embedding, *model.stack.resolutions[1:])
+    for part, grid in zip(parts, grids, strict=True):
+        part.positions.weight[...] = jnp.asarray(smooth(grid, part.positions.weight.shape[1]))
+    model.resize(size)
+    shapes = [jax.tree.map(jnp.shape, nnx.state(each, nnx.Param)) for each in (model, other)]
+    assert shapes[0] == shapes[1]
+    for part, grid in zip(parts, wanted, strict=True):
+        found = np.asarray(part.positions()).reshape(*grid, -1)
+        expected = smooth(grid, found.shape[-1]).reshape(found.shape)
+        # Beyond the outermost places positions are theirs.
+        inside = (slice(1, -1), slice(1, -1))
+        np.testing.assert_allclose(found[inside], expected[inside], atol=0.02)
+    pixels = jnp.zeros((1, size[0] * size[1], 1))
+    hidden = jax.eval_shape(lambda: model.hidden(pixels, Context.full(1, pixels.shape[1]))[0])
+    assert hidden.shape == (1, size[0] * size[1] // 64, 24)
+
+
+def test_a_model_that_cannot_be_resized_says_why():
+    model, _ = images_of((32, 32))
+    with pytest.raises(UserError, match='images of 4 x 7 pixels hold no whole patches of 2 pixels'):
+        model.resize((4, 7))
+    with pytest.raises(UserError, match=r'a grid of \(1, 2\) has no blocks of 2 x 2; use fewer resolutions'):
+        model.resize((4, 8))
+    assert model.embedding.size == (32, 32) and model.stack.resolutions[1].positions.weight.shape == (64, 16)
+    model.embedding.resize((64, 64))
+    with pytest.raises(UserError, match=r'positions of a resolution are for 64 places; its grid is \(16, 16\)'):
+        jax.eval_shape(lambda: model.hidden(jnp.zeros((1, 64 * 64, 1)), Context.full(1, 64 * 64))[0])
+    model.embedding = Embedding(3, 8, rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match='the inputs of the model are Embedding, not Patches of images'):
+        model.resize((8, 8))
 
 
 def test_mistakes_are_named():

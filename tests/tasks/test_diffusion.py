@@ -11,15 +11,17 @@ import pytest
 
 from attnlab.configuration import config_of
 from attnlab.data.long_range.dataset import Dataset, Kind
+from attnlab.data.long_range.digits import Digits
 from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.pipeline import Varied, batches, spread
 from attnlab.data.vision.augment import Augmentation, Flip, Mixup
-from attnlab.data.vision.shapes import Count
+from attnlab.data.vision.resized import Resized
+from attnlab.data.vision.shapes import Connected, Count, Segments
 from attnlab.errors import UserError
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.drawn import Drawings, DrawnImages, statistics
 from attnlab.models.predictor import Predictor
-from attnlab.tasks.diffusion import CLIPPED, LAST, CosineSchedule, Diffusion, _joined, _patched
+from attnlab.tasks.diffusion import LAST, CosineSchedule, Diffusion, _joined, _patched
 from attnlab.tasks.images import ImageClassification
 from attnlab.tasks.task import Sliced, Task
 from attnlab.train.setup import prepare
@@ -95,11 +97,28 @@ class Knowing(Predictor):
 
 
 @pytest.mark.parametrize(('predicts', 'eta'), [('epsilon', 0.0), ('v', 1.0)])
-def test_a_perfect_model_draws_the_image(predicts, eta):
-    task = Diffusion(SMALL, predicts=predicts)
-    image = jnp.asarray(np.clip(ImageClassification(SMALL).source('test', 256)[0]['tokens'], -2.9, 2.9))
+@pytest.mark.parametrize('of', [Count(size=16, most=2), Connected()])
+def test_a_perfect_model_draws_the_image(of, predicts, eta):
+    """Also the brightest pixels, of few bright ones the furthest from the mean: 7.9 deviations of `Connected`."""
+    data = Drawn(of, train=8, held_out=6)
+    task = Diffusion(data, predicts=predicts)
+    image = jnp.asarray(ImageClassification(data).source('test', data.kind.length)[0]['tokens'])
     drawn = jax.jit(lambda key: task.drawn(Knowing(image[None], task), key, count=2, steps=8, eta=eta))
     np.testing.assert_allclose(drawn(jax.random.key(0)), np.stack([image] * 2), atol=2e-3)
+
+
+@pytest.mark.parametrize('data', [SMALL, Digits(), Resized(Drawn(Segments(), train=8, held_out=6), 8)])
+def test_bounds_are_of_the_range_of_pixels(data):
+    """No image leaves it, and black and the highest level are its ends."""
+    lowest, highest = Diffusion(data).bounds
+    kind, level = data.kind, 16 if isinstance(data, Digits) else 255
+    assert (lowest, highest) == pytest.approx([(0 - kind.mean) / kind.deviation, (level - kind.mean) / kind.deviation])
+    pixels = np.stack([ImageClassification(data).row(data.rows('train')[index])['tokens'] for index in range(8)])
+    assert lowest - 1e-6 <= pixels.min() and pixels.max() <= highest + 1e-6
+
+
+def test_bounds_of_data_that_do_not_say_their_range_are_those_of_training_images():
+    assert Diffusion(InOrder()).bounds == pytest.approx((0, 255), abs=1)
 
 
 class Linearly(Predictor):
@@ -129,7 +148,7 @@ def test_steps_are_those_of_the_written_equation(predicts, eta):
         found = 0.2 * x - 0.1
         # v = sqrt(kept) noise - sqrt(1 - kept) image
         noise = found if predicts == 'epsilon' else np.sqrt(kept) * found + np.sqrt(1 - kept) * x
-        image = np.clip((x - np.sqrt(1 - kept) * noise) / np.sqrt(kept), -CLIPPED, CLIPPED)
+        image = np.clip((x - np.sqrt(1 - kept) * noise) / np.sqrt(kept), *task.bounds)
         noise = (x - np.sqrt(kept) * image) / np.sqrt(1 - kept)
         sigma = eta * np.sqrt((1 - kept_next) / (1 - kept)) * np.sqrt(1 - kept / kept_next)
         x = np.sqrt(kept_next) * image + np.sqrt(1 - kept_next - sigma**2) * noise
@@ -158,10 +177,10 @@ class Averaging(Predictor):
 @pytest.mark.parametrize('eta', [0.0, 0.5, 1.0])
 def test_the_best_model_of_gaussian_pixels_draws_their_distribution(eta):
     task = Diffusion(SMALL, predicts='v')
-    drawn = jax.jit(lambda key: task.drawn(Averaging(0.6, 0.4, task), key, count=64, steps=200, eta=eta))
+    drawn = jax.jit(lambda key: task.drawn(Averaging(1.8, 0.4, task), key, count=64, steps=200, eta=eta))
     pixels = np.asarray(drawn(jax.random.key(0)))
     # Of 16,384 pixels the mean has a standard error of 0.003, the deviation one of 0.002.
-    assert pixels.mean() == pytest.approx(0.6, abs=0.015) and pixels.std() == pytest.approx(0.4, abs=0.015)
+    assert pixels.mean() == pytest.approx(1.8, abs=0.015) and pixels.std() == pytest.approx(0.4, abs=0.015)
 
 
 class KnowingEach(Predictor):
@@ -182,9 +201,9 @@ class KnowingEach(Predictor):
 def test_given_labels_images_are_drawn_of_each_in_turn():
     task, plain = Diffusion(SMALL, predicts='v', given='label'), Diffusion(SMALL, predicts='v')
     assert (task.told, plain.told, plain.asked(5)) == (10, 8, None)
-    levels = jnp.array([[-1.0], [2.0]])
+    levels = jnp.array([[0.5], [2.0]])
     drawn = jax.jit(lambda key: task.drawn(KnowingEach(levels, task), key, count=5, steps=8))(jax.random.key(0))
-    np.testing.assert_allclose(drawn.mean(axis=(1, 2)), [-1, 2, -1, 2, -1], atol=2e-3)
+    np.testing.assert_allclose(drawn.mean(axis=(1, 2)), [0.5, 2, 0.5, 2, 0.5], atol=2e-3)
     row, other = (each.source('test', 256)[1] for each in (task, plain))
     label = int(SMALL.rows('test')[1]['label'])
     np.testing.assert_array_equal(row['tokens'][:, :9], other['tokens'])

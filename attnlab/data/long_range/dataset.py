@@ -28,6 +28,7 @@ class Kind:
       channels: numbers a position where they are real; an example then has them on a last axis, unless it is one.
       mean: of the numbers of an example where they are real.
       deviation: standard deviation of these; the model sees `(x - mean) / deviation`.
+      highest: of these where they are levels of pixels, from 0; `None`: they have no such range, or it is not known.
       documents: 2 where an example is a pair of documents.
       difficulties: the scalars by which examples are sliced, with the ascending lower bounds of slices; an example
         always
@@ -41,6 +42,7 @@ class Kind:
     channels: int = 1
     mean: float = 0.0
     deviation: float = 1.0
+    highest: float | None = None
     documents: int = 1
     difficulties: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 

@@ -35,7 +35,7 @@ class Digits(Dataset):
 
     @property
     def kind(self) -> Kind:
-        return Kind(classes=10, length=self.side**2, mean=4.884, deviation=6.017)
+        return Kind(classes=10, length=self.side**2, mean=4.884, deviation=6.017, highest=16.0)
 
     @property
     def splits(self) -> Mapping[str, int]:

@@ -11,7 +11,7 @@ from attnlab.data.archives import tar_members
 from attnlab.data.long_range.dataset import Example, Kind
 from attnlab.errors import UserError
 
-CIFAR10 = Kind(classes=10, length=1024, mean=122.6, deviation=61.0)
+CIFAR10 = Kind(classes=10, length=1024, mean=122.6, deviation=61.0, highest=255.0)
 """32 x 32 pixels, row by row, standardised as in the code of S4; Krizhevsky 2009."""
 
 TRAIN = 45_000

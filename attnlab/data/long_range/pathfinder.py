@@ -136,7 +136,7 @@ class Pathfinder(Distribution):
 
     @property
     def kind(self) -> Kind:
-        return Kind(classes=2, length=self.size**2, mean=127.5, deviation=127.5)
+        return Kind(classes=2, length=self.size**2, mean=127.5, deviation=127.5, highest=255.0)
 
     def draw(self, stream: np.random.SeedSequence) -> Example:
         scene = self.scene(stream)

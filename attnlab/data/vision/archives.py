@@ -20,22 +20,22 @@ from attnlab.data.long_range.dataset import Example, Kind
 from attnlab.data.vision.folders import read_image
 from attnlab.errors import UserError
 
-MNIST = Kind(classes=10, length=28**2, mean=33.3, deviation=78.6)
+MNIST = Kind(classes=10, length=28**2, mean=33.3, deviation=78.6, highest=255.0)
 """28 x 28 grey pixels; LeCun et al. 1998."""
 
-FASHION_MNIST = Kind(classes=10, length=28**2, mean=72.9, deviation=90.0)
+FASHION_MNIST = Kind(classes=10, length=28**2, mean=72.9, deviation=90.0, highest=255.0)
 """28 x 28 grey pixels; Xiao et al. 2017, https://arxiv.org/abs/1708.07747."""
 
-CIFAR10_COLOURS = Kind(classes=10, length=32**2, channels=3, mean=120.7, deviation=64.2)
+CIFAR10_COLOURS = Kind(classes=10, length=32**2, channels=3, mean=120.7, deviation=64.2, highest=255.0)
 """32 x 32 pixels of three colours; Krizhevsky 2009."""
 
-CIFAR100 = Kind(classes=100, length=32**2, channels=3, mean=121.9, deviation=68.4)
+CIFAR100 = Kind(classes=100, length=32**2, channels=3, mean=121.9, deviation=68.4, highest=255.0)
 """32 x 32 pixels of three colours, and the fine labels; Krizhevsky 2009."""
 
 IMAGENETTE_SIDE = 64
 """Pixels on a side of the squares that images of Imagenette, of many sizes, are made to."""
 
-IMAGENETTE = Kind(classes=10, length=IMAGENETTE_SIDE**2, channels=3, mean=115.0, deviation=70.0)
+IMAGENETTE = Kind(classes=10, length=IMAGENETTE_SIDE**2, channels=3, mean=115.0, deviation=70.0, highest=255.0)
 """Ten classes of ImageNet that are told apart with ease; Howard 2019, https://github.com/fastai/imagenette."""
 
 HELD_OUT = 5_000

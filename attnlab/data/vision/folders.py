@@ -54,7 +54,8 @@ class ImageFolder(Dataset):
 
     @property
     def kind(self) -> Kind:
-        return Kind(classes=len(self.classes), length=self.size**2, channels=self.channels, mean=127.5, deviation=63.75)
+        of_bytes = functools.partial(Kind, mean=127.5, deviation=63.75, highest=255.0)
+        return of_bytes(classes=len(self.classes), length=self.size**2, channels=self.channels)
 
     @property
     def splits(self) -> Mapping[str, int | None]:
@@ -107,12 +108,17 @@ def read_image(
     """Reads an image as a square of `size` pixels; grey where there is one channel.
 
     It just covers the square, and is cut around its middle. With `content` that is read, and `path` names it in errors.
-    Raises `UserError` for a file that is no image.
+    Raises `UserError` for a file that is no image, and for one whose levels are not bytes.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with Image.open(pathlib.Path(path) if content is None else content, formats=FORMATS) as image:
+            if image.mode.startswith(('I', 'F')):
+                raise UserError(
+                    f'{path} has pixels of mode {image.mode}, whose levels are not bytes and would be cut off; '
+                    'save it with 8 bits a channel, its levels scaled to 0 to 255'
+                )
             upright = ImageOps.exif_transpose(image).convert('L' if channels == 1 else 'RGB')
             return np.asarray(ImageOps.fit(upright, (size, size), Image.Resampling.BILINEAR))
     except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError, SyntaxError) as error:

@@ -48,7 +48,7 @@ class Count(Distribution):
 
     @property
     def kind(self) -> Kind:
-        return Kind(classes=self.most, length=self.size**2, mean=20.6, deviation=59.7)
+        return Kind(classes=self.most, length=self.size**2, mean=20.6, deviation=59.7, highest=255.0)
 
     def draw(self, stream: np.random.SeedSequence) -> Example:
         """Draws an image; `label` is the number of shapes less one."""
@@ -89,7 +89,7 @@ class SameDifferent(Distribution):
 
     @property
     def kind(self) -> Kind:
-        return Kind(classes=2, length=self.size**2, mean=19.5, deviation=61.8)
+        return Kind(classes=2, length=self.size**2, mean=19.5, deviation=61.8, highest=255.0)
 
     def draw(self, stream: np.random.SeedSequence) -> Example:
         """Draws an image."""
@@ -144,7 +144,9 @@ class Connected(Distribution):
     def kind(self) -> Kind:
         middle = (self.shortest + self.longest) // 2
         bounds = (self.shortest, middle) if middle > self.shortest else (self.shortest,)
-        return Kind(classes=2, length=self.size**2, mean=7.5, deviation=31.2, difficulties={'steps': bounds})
+        return Kind(
+            classes=2, length=self.size**2, mean=7.5, deviation=31.2, highest=255.0, difficulties={'steps': bounds}
+        )
 
     def draw(self, stream: np.random.SeedSequence) -> Example:
         """Draws an image, of the paths that `paths` gives."""
@@ -208,7 +210,7 @@ class Segments(Distribution):
 
     @property
     def kind(self) -> Kind:
-        return Kind(classes=1 + len(KINDS), length=self.size**2, mean=26.0, deviation=54.2)
+        return Kind(classes=1 + len(KINDS), length=self.size**2, mean=26.0, deviation=54.2, highest=255.0)
 
     def draw(self, stream: np.random.SeedSequence) -> Example:
         """Draws an image and its classes."""

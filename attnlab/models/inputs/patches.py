@@ -149,18 +149,25 @@ class Patches(Inputs):
         positions = Context.full(rows, tokens).positions
         return dataclasses.replace(ctx, positions=positions, segments=None, grid=self.grid)
 
-    def resize(self, size: tuple[int, int]) -> None:
-        """Takes images of another size from now on, in patches as large as before.
+    def grid_of(self, size: tuple[int, int]) -> tuple[int, int]:
+        """The grid of images of another size, in patches as large as before.
 
-        Learned positions are interpolated, by where places lie in an image (Dosovitskiy et al. 2021, section 3.2);
-        others go on as they are. Raises `UserError` for sides that are no multiples of a patch, and with a class token.
+        Raises `UserError` for sides that are no multiples of a patch, and with a class token.
         """
         if self.class_token is not None:
             raise UserError('Patches with a class token cannot be resized; use token=mean')
         if size[0] % self.patch or size[1] % self.patch:
             raise UserError(f'images of {size[0]} x {size[1]} pixels hold no whole patches of {self.patch} pixels')
-        before, self.size = self.patches, tuple(size)
-        self.patches = self.grid = (size[0] // self.patch, size[1] // self.patch)
+        return size[0] // self.patch, size[1] // self.patch
+
+    def resize(self, size: tuple[int, int]) -> None:
+        """Takes images of another size from now on, in patches as large as before.
+
+        Learned positions are interpolated, by where places lie in an image (Dosovitskiy et al. 2021, section 3.2);
+        others go on as they are. Raises `UserError` where `grid_of` does. `Model.resize` takes a whole model.
+        """
+        before, self.patches = self.patches, self.grid_of(size)
+        self.size, self.grid = tuple(size), self.patches
         if isinstance(self.positions, LearnedPlaces):
             self.positions.resample(before, self.patches)
 

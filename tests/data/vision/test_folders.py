@@ -107,3 +107,15 @@ def test_other_formats_than_those_of_the_names_are_not_opened(tmp_path):
     (tmp_path / 'x.png').write_bytes(b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n')
     with pytest.raises(UserError, match=r'x.png is not an image that can be read: cannot identify'):
         read_image(tmp_path / 'x.png', 4, 3)
+
+
+@pytest.mark.parametrize(
+    ('name', 'dtype', 'mode'),
+    [('x.png', np.uint16, 'I;16'), ('x.tif', np.uint16, 'I;16'), ('x.tif', np.int32, 'I'), ('x.tif', np.float32, 'F')],
+)
+@pytest.mark.parametrize('channels', [1, 3])
+def test_images_of_more_levels_than_bytes_have_are_refused(tmp_path, name, dtype, mode, channels):
+    """Made bytes of, levels above 255 would all be white, and those of fractions black."""
+    Image.fromarray(np.linspace(0, 1000, 64).reshape(8, 8).astype(dtype)).save(tmp_path / name)
+    with pytest.raises(UserError, match=rf'{name} has pixels of mode {mode}, .* save it with 8 bits a channel'):
+        read_image(tmp_path / name, 4, channels)
