@@ -156,6 +156,8 @@ def test_saving_and_loading(pairs, tmp_path):
         assert load_tokenizer(path) == tokenizer
         assert load_tokenizer(path).encode([TEXT])[0].tolist() == tokenizer.encode([TEXT])[0].tolist()
     assert [file.name for file in tmp_path.iterdir()] == ['tokenizer.json']
+    with pytest.raises(UserError, match='^BytePairs is no tokenizer that can be saved; take one of'):
+        save_tokenizer(BytePairs(), tmp_path / 'other.json')
 
 
 def digest(text):
