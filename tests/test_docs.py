@@ -50,7 +50,10 @@ def test_runs_are_converted_from_python_as_the_page_says(tmp_path, monkeypatch, 
     (tmp_path / 'text.txt').write_text('def function(argument):\n    return argument + 1\n' * 50)
     monkeypatch.chdir(tmp_path)
     argv = ['train', '--config=language:zoo=mha,data=text.txt', '--workdir=runs/mha', '--compilation_cache=']
-    assert main([*argv, *(f'--config.{item}' for item in ('steps=1', 'batch_size=2', 'length=8', 'model.stack.depth=2'))]) == 0
+    assert (
+        main([*argv, *(f'--config.{item}' for item in ('steps=1', 'batch_size=2', 'length=8', 'model.stack.depth=2'))])
+        == 0
+    )
     capsys.readouterr()
     found: dict[str, Any] = {'__name__': 'page'}
     for block in after_training()[1:]:
