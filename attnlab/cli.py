@@ -28,7 +28,7 @@ from attnlab.commands import (
     uncertainty,
     zoo,
 )
-from attnlab.errors import UserError, nearest, not_installed, out_of_memory, unserved
+from attnlab.errors import FULL, UserError, nearest, not_installed, out_of_memory, unserved
 from attnlab.tables import visible, wrapped
 
 USAGE = """\
@@ -71,7 +71,6 @@ Only allow what you trust."""
 
 ALLOW = '--allow='
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 UNUSABLE = (
     errno.EACCES,
     errno.EPERM,

@@ -17,7 +17,7 @@ from ml_collections.config_dict import placeholder
 from ml_collections.config_flags import config_path
 
 from attnlab.config import TARGET, spec
-from attnlab.errors import UserError, nearest, not_installed
+from attnlab.errors import UserError, nearest, of_the_machine
 from attnlab.flags import parse_flags
 from attnlab.signature import Parameter, members, parameters
 from attnlab.trust import importable, named
@@ -103,9 +103,9 @@ def config_of(path: pathlib.Path, arg: str = '') -> ConfigDict:
     except UserError:
         raise
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and not_installed(error, str(path)):
+        if of_the_machine(error):
             raise
-        raise UserError(_raised(path, error)) from error
+        raise UserError(raised(path, error)) from error
     if not isinstance(config, ConfigDict):
         raise UserError(
             f'get_config of {path} returned {type(config).__name__}; it must be an ml_collections.ConfigDict'
@@ -139,10 +139,10 @@ def load_module(path: pathlib.Path, name: str) -> types.ModuleType:
     return module
 
 
-def _raised(path: pathlib.Path, error: Exception) -> str:
-    """The traceback of what a config file raised, from that file on."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = next((index for index, frame in enumerate(frames) if pathlib.Path(frame.filename) == path), len(frames))
+def raised(path: pathlib.Path, error: Exception) -> str:
+    """The traceback of what a file of Python raised, from that file on."""
+    frames, file = traceback.extract_tb(error.__traceback__), path.absolute()
+    own = next((index for index, frame in enumerate(frames) if pathlib.Path(frame.filename) == file), len(frames))
     lines = [*traceback.format_list(frames[own:]), *traceback.format_exception_only(error)]
     return f'{path} raised {type(error).__name__}:\n{"".join(lines).rstrip()}'
 

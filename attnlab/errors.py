@@ -1,6 +1,7 @@
 """The one exception meant for the person at the keyboard."""
 
 import difflib
+import errno
 import importlib
 from collections.abc import Iterable
 from typing import Any
@@ -18,6 +19,10 @@ EXTRAS = {
     'wandb': 'wandb',
 }
 """The extra that installs a package that is not always there."""
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a disk on which there is no room."""
 
 
 SHOWN = 40
@@ -77,6 +82,18 @@ def out_of_memory(error: BaseException) -> str | None:
 def unserved(error: BaseException) -> bool:
     """Whether a core has no form for a call, `pallas_kernels.dispatch.Unserved`: by name, for the same reason."""
     return type(error).__name__ == 'Unserved'
+
+
+def of_the_machine(error: Exception) -> bool:
+    """Whether an error is no bug of the code that raised it, and `attnlab.cli` has a line for it.
+
+    It is a missing package of an extra, a full disk, too little memory of a device, or a core without a form.
+    """
+    if isinstance(error, ModuleNotFoundError):
+        return not_installed(error, '') is not None
+    if isinstance(error, OSError):
+        return error.errno in FULL
+    return out_of_memory(error) is not None or unserved(error)
 
 
 def _closeness(name: str, other: str) -> tuple[float, bool]:

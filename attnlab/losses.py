@@ -43,20 +43,13 @@ def softmax_loss(logits: Float[Array, '*b o'], targets: Int[Array, '*b']) -> Flo
     return -_at(jax.nn.log_softmax(logits), targets)
 
 
-def stablemax_loss(logits: Float[Array, '*b o'], targets: Int[Array, '*b']) -> Float[Array, '*b']:
-    """Cross-entropy in nats under StableMax, `-log(g(x_target) / sum_j g(x_j))`, for logits `x`; `g` as below.
-
-    A sum absorbs its other terms where the target's is 2^24 times as large in float32, for logits in the thousands.
-    Adding a constant to the logits changes the loss. Prieto et al. 2025, https://arxiv.org/abs/2501.04697.
-    """
-    return softmax_loss(stablemax_logits(logits), targets)
-
-
 def stablemax_logits(logits: Float[Array, '*b o']) -> Float[Array, '*b o']:
     """Logits whose softmax is the StableMax of `logits`: `log g(x) = sign(x) log(1 + |x|)`.
 
-    `g(x) = x + 1` from 0 up and `1 / (1 - x)` below. Computed in the type of the logits; the released code computes in
-    float64. Prieto et al. 2025, https://arxiv.org/abs/2501.04697.
+    `g(x) = x + 1` from 0 up and `1 / (1 - x)` below. A sum of them absorbs its other terms where one is 2^24 times as
+    large in float32, for logits in the thousands. Adding a constant to the logits changes the probabilities. Computed
+    in the type of the logits; the released code computes in float64. Prieto et al. 2025,
+    https://arxiv.org/abs/2501.04697.
     """
     positive = logits >= 0
     # Each branch sees 0 where it is not taken: its derivative there is finite, and at 0 the result's is 1.

@@ -125,6 +125,13 @@ def test_a_file_that_is_no_config_says_why(tmp_path, text, message):
     assert 'attnlab/configuration.py' not in str(raised.value) and 'importlib' not in str(raised.value)
 
 
+def test_a_traceback_has_the_lines_of_a_file_that_was_named_by_a_relative_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'mine.py').write_text('def get_config(arg):\n    return 1 / 0')
+    with pytest.raises(UserError, match=r'(?s)^mine.py raised ZeroDivisionError:\n +File .*mine.py", line 2'):
+        config_of(pathlib.Path('mine.py'))
+
+
 def test_a_config_is_given_once():
     with pytest.raises(UserError, match='--config is given 2 times'):
         read(f'--config={LANGUAGE}')

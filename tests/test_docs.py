@@ -6,8 +6,10 @@ import subprocess
 from typing import Any
 
 import jax
+import numpy as np
 
 from attnlab.cli import main
+from attnlab.runs.loading import load_run
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -38,11 +40,34 @@ def test_a_run_is_loaded_from_python_as_the_page_says(tmp_path, monkeypatch, cap
     argv = ['train', '--config=language:zoo=mingru,data=text.txt', '--workdir=runs/gla', '--compilation_cache=']
     assert main([*argv, *(f'--config.{item}' for item in small)]) == 0
     capsys.readouterr()
-    (block,) = re.findall(r'```python\n(.*?)```', (ROOT / 'docs' / 'after_training.md').read_text(), flags=re.DOTALL)
     found: dict[str, Any] = {'__name__': 'page'}
-    exec(block, found)
+    exec(after_training()[0], found)
     assert capsys.readouterr().out.startswith('2 (1, 4, 256) b') and found['logits'].dtype == 'float32'
     assert found['source'][0]['tokens'].shape == (16,)
+
+
+def test_runs_are_converted_from_python_as_the_page_says(tmp_path, monkeypatch, capsys):
+    (tmp_path / 'text.txt').write_text('def function(argument):\n    return argument + 1\n' * 50)
+    monkeypatch.chdir(tmp_path)
+    argv = ['train', '--config=language:zoo=mha,data=text.txt', '--workdir=runs/mha', '--compilation_cache=']
+    assert (
+        main([*argv, *(f'--config.{item}' for item in ('steps=1', 'batch_size=2', 'length=8', 'model.stack.depth=2'))])
+        == 0
+    )
+    capsys.readouterr()
+    found: dict[str, Any] = {'__name__': 'page'}
+    for block in after_training()[1:]:
+        exec(block, found)
+    assert capsys.readouterr().out.startswith("{'valid/loss': 5.")
+    again = load_run(tmp_path / 'runs' / 'unified').model()
+    hidden, expected = (model.hidden(found['tokens'], found['ctx'])[0] for model in (again, found['smaller']))
+    np.testing.assert_allclose(hidden, expected, rtol=1e-5, atol=1e-5)
+    assert found['hidden'].shape == (8, 8, 128)
+
+
+def after_training() -> list[str]:
+    """The blocks of Python of the page on what is done after training, in their order."""
+    return re.findall(r'```python\n(.*?)```', (ROOT / 'docs' / 'after_training.md').read_text(), flags=re.DOTALL)
 
 
 def test_the_list_of_experiments_has_all_of_them_their_questions_and_where_they_were_run():

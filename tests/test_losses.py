@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from attnlab.errors import UserError
-from attnlab.losses import next_token_loss, softmax_loss, stablemax_loss
+from attnlab.losses import next_token_loss, softmax_loss, stablemax_logits
+
+
+def stablemax_loss(logits, targets):
+    """The loss of a head, or a network, of StableMax."""
+    return softmax_loss(stablemax_logits(logits), targets)
 
 
 def of_target(logits, target=0, loss=stablemax_loss):

@@ -162,23 +162,6 @@ def layers_with(model: Stacked, part: str) -> tuple[int, ...]:
     return found
 
 
-def knocked_out(
-    model: Stacked,
-    inputs: Tokens | Features,
-    ctx: Context,
-    part: str,
-    layers: Iterable[int],
-    *,
-    sources: Mask,
-    targets: Mask,
-) -> Embedded:
-    """The hidden states where a part of the mixers of some layers carries nothing from sources to targets (`Cut`).
-
-    Raises `UserError` for another part, and for a layer that is not there or lacks it.
-    """
-    return hidden_with(model, inputs, ctx, cuts(model, part, tuple(layers), sources, targets))
-
-
 def knockouts(
     model: Stacked,
     inputs: Tokens | Features,

@@ -16,7 +16,7 @@ from attnlab.analysis.question import Question
 from attnlab.errors import UserError
 from attnlab.quantize.feedback import Moments, Watched
 from attnlab.quantize.layers import replace_maps
-from attnlab.quantize.told import tell
+from attnlab.quantize.told import derivative_of, tell
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
 from attnlab.tasks.task import Batch
@@ -127,17 +127,8 @@ _pulled.defvjp(lambda y, moments: (y, None), _backward)
 
 def gradients(loaded: Loaded, rows: Sequence[Batch]) -> dict[str, Float[np.ndarray, 'n ...']]:
     """The gradients of the losses of single rows, by parameter; layers of a stack apart, as `path[repeat]`."""
-    setup = loaded.setup
-    graphdef, params, rest = nnx.split(loaded.model(), nnx.Param, ...)  # type: ignore[misc]
-
-    @setup.jit
-    def of(params: nnx.State, rest: nnx.State, batch: Batch) -> nnx.State:
-        def loss(params: nnx.State) -> Array:
-            return setup.task.measure(nnx.merge(graphdef, params, rest), batch, None)['loss'].total
-
-        return jax.grad(loss)(params)
-
-    found = [jax.device_get(of(params, rest, row)) for row in rows]
+    _, gradient_of = derivative_of(loaded.setup, loaded.model(), nnx.Param)
+    found = [jax.device_get(gradient_of(row)) for row in rows]
     stacked = jax.tree.map(lambda *each: np.stack(each), *found)
     return _by_name(stacked, lead=1)
 

@@ -208,7 +208,10 @@ def _there(rows: Mapping[str, np.ndarray]) -> Bool[np.ndarray, 'b t']:
 
 
 def stacked(loaded: Loaded, split: str, count: int | None, least: int) -> dict[str, np.ndarray]:
-    """Rows all over a split as one batch; if no number is given those of about `PREDICTIONS`, or all there are."""
+    """Rows all over a split as one batch; if no number is given those of about `PREDICTIONS`, or all there are.
+
+    Raises `UserError` for fewer than `least`, and for more than there are.
+    """
     task, length = loaded.setup.task, loaded.setup.length
     source = task.source(split, length)
     if count is None:

@@ -165,47 +165,109 @@ class Uncertainty:
     budgeted: Budgeted | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What is asked of a run.
+
+    Attributes:
+      split: what is reported; `None`: what the run evaluates on.
+      rows: so many of it, evenly spaced; `None`: enough for about 4,096 predictions.
+      fitted_split: another, to which means, covariance and directions of features are fitted.
+      fitted: so many rows of that, likewise.
+      alpha: how often conformal sets may lack the label.
+      risk: a name among those of `attnlab.analysis.risk`, whose risk is controlled; `None`: none is.
+      level: how much of a new row may be lost, in expectation.
+      second: a run to which rows are handed on of which the first is not sure; `None`: none is.
+      budget: what a row may cost in the mean, in units of the second run; `None`: no threshold is chosen.
+      members: further runs, whose mean probabilities are what is said of.
+      decay: makes sets, and the setting of a risk, also of recent rows that choose, each counting by this factor less
+        than the one after it; `None`: does not.
+      ema: averages of parameters are taken, of members and of the second run too.
+      other_data: data that have changed are taken.
+    """
+
+    split: str | None = None
+    rows: int | None = None
+    fitted_split: str = 'train'
+    fitted: int | None = None
+    alpha: float = 0.1
+    risk: str | None = None
+    level: float = 0.1
+    second: pathlib.Path | None = None
+    budget: float | None = None
+    members: Sequence[pathlib.Path] = ()
+    decay: float | None = None
+    ema: bool = False
+    other_data: bool = False
+
+    def check(self, rows: int) -> None:
+        """Raises `UserError` for a decay or a level that is none, or that so few rows cannot promise."""
+        if self.decay is not None:
+            check_decay(self.decay)
+        if self.risk is not None:
+            check_level(self.level, (rows + 1) // 2, self.decay)
+
+    def record(self, fitted: int) -> dict[str, Any]:
+        """What is written down of it, `fitted` the rows that there were, beside what every question has."""
+        return {
+            'fitted_split': self.fitted_split,
+            'fitted_rows': fitted,
+            'ensemble': [str(member) for member in self.members],
+            'cascade_with': None if self.second is None else str(self.second),
+            'budget': self.budget,
+            'decay': self.decay,
+            'asked': {
+                'alpha': self.alpha,
+                'risk': self.risk,
+                'risk_level': None if self.risk is None else self.level,
+            },
+        }
+
+
 def analyse_uncertainty(
-    workdir: pathlib.Path,
-    printer: Printer,
-    *,
-    step: int | None = None,
-    split: str | None = None,
-    rows: int | None = None,
-    fitted: int | None = None,
-    fitted_split: str = 'train',
-    alpha: float = 0.1,
-    risk: str | None = None,
-    level: float = 0.1,
-    second: pathlib.Path | None = None,
-    budget: float | None = None,
-    members: Sequence[pathlib.Path] = (),
-    decay: float | None = None,
-    ema: bool = False,
-    other_data: bool = False,
+    workdir: pathlib.Path, printer: Printer, asked: Asked, *, step: int | None = None
 ) -> Uncertainty:
     """Scores, calibrates and tests a run that predicts classes or tokens; writes `analysis/<step>-uncertainty.json`.
 
-    Takes `rows` evenly spaced rows of a split, by default enough for about 4,096 predictions. Even-numbered rows set
-    the temperature and the conformal threshold; numbers are computed on the odd-numbered rows where nothing else is
-    said. Means, covariance and directions of features are of `fitted` rows of another split, likewise. With `risk`, a
-    name among those of `attnlab.analysis.risk`, the rows that choose also choose a setting with which a new row's
-    expected loss is `level` at most. With the run `second` it is said what is reached where rows of which the first is
-    not sure are handed on to it; all rows are asked, for nothing is chosen on them, but for a rule that is learned, and
-    the threshold of a `budget`. With `members` mean probabilities of an ensemble are what is said of. With `decay`
-    sets, and the setting of a risk, are also made of recent rows that choose, each counting by this factor less than
-    the one after it. With `ema` averages of parameters are taken, of members and of the second run too.
+    Even-numbered rows set the temperature, the conformal threshold and the setting of a risk; numbers are computed on
+    the odd-numbered rows where nothing else is said. Of a cascade all rows are asked, for nothing is chosen on them,
+    but for a rule that is learned, and the threshold of a budget.
 
     What is written of an ensemble is `analysis/<step>-uncertainty-ensemble.json`.
 
-    Raises `UserError` for a run that predicts neither, for changed data unless `other_data` allows them, a split or
+    Raises `UserError` for a run that predicts neither, for changed data unless they are to be taken, a split or
     rows that do not exist, fewer than four rows, scores fitted to the examples that are reported, an alpha or a level
     outside of (0, 1), a level that so few rows cannot promise, a second run of other labels or another tokenizer,
     members of other data or classes, and with `ema` runs without averages.
     """
-    loaded = _run(workdir, step, other_data, ema=ema)
+    loaded = _run(workdir, step, asked.other_data, ema=asked.ema)
     task = loaded.setup.task
-    split = task.evaluated_split if split is None else split
+    split = task.evaluated_split if asked.split is None else asked.split
+    _check_fitted(task, asked.fitted_split, split)
+    rows = stacked(loaded, split, asked.rows, 4)
+    fitted = stacked(loaded, asked.fitted_split, asked.fitted, 2)
+    count = len(rows['tokens'])
+    asked.check(count)
+    scored, run = _scored(loaded, fitted)
+    others = [_member(member, workdir, loaded, asked.other_data) for member in asked.members]
+    readers = [reader(other) for other in others]
+
+    def all_of(batch: Mapping[str, np.ndarray]) -> Outputs:
+        return run(batch).together([read(batch) for read in readers])
+
+    of_rows, of_changed = all_of(rows), {name: all_of(each) for name, each in changed(rows, fitted)}
+    found = examined(of_rows.part(0, 2), of_rows.part(1, 2), scored, asked.alpha, of_changed)
+    found = _beyond(found, asked, of_rows, one_a_row(task))
+    found = _handed_on(found, asked, workdir, [loaded, *others], rows, of_rows, split)
+    question = Question(workdir, loaded, split, count, other_data=asked.other_data)
+    record = {**question.record(), **asked.record(len(fitted['tokens']))}
+    suffix = f'-uncertainty{"-ensemble" if asked.members else ""}'
+    question.report(printer, suffix, record, dataclasses.asdict(found), tables(found, question.title))
+    return found
+
+
+def _check_fitted(task: Any, fitted_split: str, split: str) -> None:
+    """Raises `UserError` where scores would be fitted to the examples that are reported."""
     if fitted_split == split:
         raise UserError(f'--fitted_split is {split}, which is the split that is reported; scores are fitted to another')
     if same_rows(task, fitted_split, split):
@@ -213,49 +275,23 @@ def analyse_uncertainty(
             f'--fitted_split is {fitted_split}, whose examples are those of {split}, the split that is reported: the '
             'data have none for validation alone; scores are fitted to others, such as those of train'
         )
-    asked, trained = (stacked(loaded, *each) for each in ((split, rows, 4), (fitted_split, fitted, 2)))
-    rows, fitted = len(asked['tokens']), len(trained['tokens'])
-    if decay is not None:
-        check_decay(decay)
-    if risk is not None:
-        check_level(level, (rows + 1) // 2, decay)
-    scored, run = _scored(loaded, trained)
-    others = [_member(member, workdir, loaded, other_data) for member in members]
-    readers = [reader(other) for other in others]
 
-    def all_of(batch: Mapping[str, np.ndarray]) -> Outputs:
-        return run(batch).together([read(batch) for read in readers])
 
-    of_asked = all_of(asked)
-    chosen, tested = of_asked.part(0, 2), of_asked.part(1, 2)
-    found = examined(chosen, tested, scored, alpha, {name: all_of(each) for name, each in changed(asked, trained)})
-    if not one_a_row(task):
-        by_row = [of_asked.only(int(row)) for row in of_asked.rows]
+def _beyond(found: Uncertainty, asked: Asked, of_rows: Outputs, single: bool) -> Uncertainty:
+    """The results with those of rows, where predictions are not `single`, of recent rows and of a risk."""
+    if not single:
+        by_row = [of_rows.only(int(row)) for row in of_rows.rows]
         of_itself = self_judged([each.logits for each in by_row], [each.labels for each in by_row])
         found = dataclasses.replace(found, of_itself=of_itself)
-    if decay is not None:
-        found = dataclasses.replace(found, conformal={**found.conformal, **recent(of_asked, alpha, decay)})
-    if risk is not None:
+    if asked.decay is not None:
+        conformal = {**found.conformal, **recent(of_rows, asked.alpha, asked.decay)}
+        found = dataclasses.replace(found, conformal=conformal)
+    if asked.risk is not None:
         found = dataclasses.replace(
             found,
-            risk=controlled_risk(chosen, tested, risk, level),
-            recent_risk=None if decay is None else recent_risk(of_asked, risk, level, decay),
+            risk=controlled_risk(of_rows.part(0, 2), of_rows.part(1, 2), asked.risk, asked.level),
+            recent_risk=None if asked.decay is None else recent_risk(of_rows, asked.risk, asked.level, asked.decay),
         )
-    if second is not None:
-        found = _handed_on(found, workdir, [loaded, *others], asked, of_asked, split, second, budget, other_data)
-    question = Question(workdir, loaded, split, rows, other_data=other_data)
-    record = {
-        **question.record(),
-        'fitted_split': fitted_split,
-        'fitted_rows': fitted,
-        'ensemble': [str(member) for member in members],
-        'cascade_with': None if second is None else str(second),
-        'budget': budget,
-        'decay': decay,
-        'asked': {'alpha': alpha, 'risk': risk, 'risk_level': None if risk is None else level},
-    }
-    suffix = f'-uncertainty{"-ensemble" if members else ""}'
-    question.report(printer, suffix, record, dataclasses.asdict(found), tables(found, question.title))
     return found
 
 
@@ -326,27 +362,28 @@ def recent(outputs: Outputs, alpha: float, decay: float) -> dict[str, float]:
 
 def _handed_on(
     found: Uncertainty,
+    asked: Asked,
     workdir: pathlib.Path,
     firsts: Sequence[Loaded],
-    asked: Mapping[str, np.ndarray],
+    rows: Mapping[str, np.ndarray],
     of_first: Outputs,
     split: str,
-    second: pathlib.Path,
-    budget: float | None,
-    other_data: bool,
 ) -> Uncertainty:
-    """What the run, or all of an ensemble, and a second one reach together.
+    """The results with what the run, or all of an ensemble, and a second one reach together, if one is asked.
 
     What is handed on are rows, whatever is predicted in them: a language model has to read a text to predict its last
     token, so that a token handed on costs nearly as much as all of them. A row of several predictions is as sure as
     their largest probabilities on average, which is the accuracy that a calibrated run expects of it. Costs are
     operations of a forward pass that the definition of a model needs.
     """
-    loaded = _run(second, None, other_data, ema=firsts[0].ema)
+    second = asked.second
+    if second is None:
+        return found
+    loaded = _run(second, None, asked.other_data, ema=asked.ema)
     _check_together(loaded, second, firsts[0], workdir)
     # Rows of classifiers may differ in what they hold, such as patches, and are each run's own.
     own = one_a_row(loaded.setup.task)
-    of_second = outputs(loaded, stacked(loaded, split, len(of_first.labels), 4) if own else asked)
+    of_second = outputs(loaded, stacked(loaded, split, len(of_first.labels), 4) if own else rows)
     if not np.array_equal(of_second.labels, of_first.labels):
         raise UserError(f'{second} has other labels on the {split} split; a cascade is of two runs on the same rows')
     if of_second.logits.shape != of_first.logits.shape:
@@ -363,8 +400,8 @@ def _handed_on(
     known = of_first.by_row(described(of_first.logits))
     learned = learned_confidence(known[::2], ours[::2], theirs[::2], known[1::2])
     within = None
-    if budget is not None:
-        within = budgeted(confidence[::2], confidence[1::2], ours[1::2], theirs[1::2], cost, budget)
+    if asked.budget is not None:
+        within = budgeted(confidence[::2], confidence[1::2], ours[1::2], theirs[1::2], cost, asked.budget)
     return dataclasses.replace(
         found,
         cascade=cascade(confidence, ours, theirs, cost),

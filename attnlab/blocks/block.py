@@ -268,7 +268,10 @@ def stages(block: PreNorm | Mixer, streams: Streams, ctx: Context) -> Iterator[S
 
 
 def dropped(x: Sequence, rate: float, ctx: Context) -> Sequence:
-    """Inverted dropout: every element is zero with probability `rate`, the rest is scaled up by 1 / (1 - rate)."""
+    """Inverted dropout: every element is zero with probability `rate`, the rest is scaled up by 1 / (1 - rate).
+
+    Raises `ValueError` in training without a key.
+    """
     if rate == 0.0 or ctx.deterministic:
         return x
     if ctx.dropout_key is None:

@@ -22,12 +22,11 @@ from attnlab.errors import UserError
 if TYPE_CHECKING:
     from attnlab.quantize.allocation import Allocation
     from attnlab.quantize.calibration import Calibration
-    from attnlab.quantize.feedback import Feedback
     from attnlab.quantize.formats import Format, Rounding
     from attnlab.quantize.layers import Quantization
+    from attnlab.quantize.run import How
     from attnlab.quantize.shifts import ShiftCalibration
     from attnlab.quantize.states import StateFormat
-    from attnlab.quantize.tuning import Alternation
 
 MEASURED = ('budget', 'softmax', 'sparse')
 """What --rows of training are measured for, besides fixed ranges."""
@@ -189,8 +188,6 @@ def _one(values: flags.FlagValues) -> int:
     workdir, out = directory(values, 'workdir'), directory(values, 'out')
     start_platform(values)
     from attnlab.quantize.run import quantize_run
-    from attnlab.quantize.softmax import Correction
-    from attnlab.quantize.sparsity import Sparsity
 
     with printing(values) as printer:
         quantize_run(
@@ -198,13 +195,8 @@ def _one(values: flags.FlagValues) -> int:
             out,
             _quantization(values, *formats),
             printer,
+            _how(values),
             step=values.step,
-            feedback=_feedback(values),
-            tuning=_tuning(values),
-            sparsity=None if values.sparse is None else Sparsity(values.sparse, values.rows),
-            softmax=None if values.softmax is None else Correction(values.softmax, values.rows),
-            ema=values.ema,
-            other_data=values.other_data,
         )
     return 0
 
@@ -245,16 +237,22 @@ def _quantization(
     return Quantization(weights, inputs, state, native=values.native)
 
 
-def _feedback(values: flags.FlagValues) -> 'Feedback | None':
+def _how(values: flags.FlagValues) -> 'How':
+    """How the run is made, besides the formats."""
     from attnlab.quantize.feedback import Feedback
-
-    return None if values.feedback is None else Feedback(values.feedback, values.damping, values.ordered)
-
-
-def _tuning(values: flags.FlagValues) -> 'Alternation | None':
+    from attnlab.quantize.run import How
+    from attnlab.quantize.softmax import Correction
+    from attnlab.quantize.sparsity import Sparsity
     from attnlab.quantize.tuning import Alternation
 
-    return None if values.tuned is None else Alternation(values.tuned)
+    return How(
+        feedback=None if values.feedback is None else Feedback(values.feedback, values.damping, values.ordered),
+        tuning=None if values.tuned is None else Alternation(values.tuned),
+        sparsity=None if values.sparse is None else Sparsity(values.sparse, values.rows),
+        softmax=None if values.softmax is None else Correction(values.softmax, values.rows),
+        ema=values.ema,
+        other_data=values.other_data,
+    )
 
 
 def _each(values: flags.FlagValues) -> int:
@@ -278,11 +276,8 @@ def _each(values: flags.FlagValues) -> int:
             out,
             formats,
             printer,
+            _how(values),
             step=values.step,
-            feedback=_feedback(values),
-            tuning=_tuning(values),
-            ema=values.ema,
-            other_data=values.other_data,
         )
         compare_runs([workdir, *made], out / 'comparison', printer)
     return 0

@@ -1,6 +1,7 @@
 """`attnlab uncertainty`: scores, calibration, selective prediction, conformal sets, risks, ensembles and cascades."""
 
 import pathlib
+from typing import TYPE_CHECKING
 
 from absl import flags
 
@@ -17,12 +18,33 @@ from attnlab.commands.arguments import (
 )
 from attnlab.errors import UserError
 
+if TYPE_CHECKING:
+    from attnlab.analysis.uncertainty import Asked
+
 RISKS = ('missed', 'wrong')
 """The losses of `attnlab.analysis.risk`."""
 
 
 def main(argv: list[str]) -> int:
     """Runs the command."""
+    values = _flags()
+    if not parsed(values, argv, 'uncertainty'):
+        return 0
+    if not 0 < values.alpha < 1:
+        raise UserError(f'--alpha is {values.alpha}; it must be above 0 and below 1')
+    check_belonging(values, {'risk_level': ('risk',), 'budget': ('cascade',)})
+    workdir = directory(values, 'workdir')
+    second = None if values.cascade is None else directory(values, 'cascade')
+    start_platform(values)
+    from attnlab.analysis.uncertainty import analyse_uncertainty
+
+    with printing(values) as printer:
+        analyse_uncertainty(workdir, printer, _asked(values, second), step=values.step)
+    return 0
+
+
+def _flags() -> flags.FlagValues:
+    """The flags of the command."""
     values = flags.FlagValues()
     define_run(values)
     define_ema(values)
@@ -73,34 +95,25 @@ def main(argv: list[str]) -> int:
         flag_values=values,
     )
     define_format(values)
-    if not parsed(values, argv, 'uncertainty'):
-        return 0
-    if not 0 < values.alpha < 1:
-        raise UserError(f'--alpha is {values.alpha}; it must be above 0 and below 1')
-    check_belonging(values, {'risk_level': ('risk',), 'budget': ('cascade',)})
-    workdir = directory(values, 'workdir')
-    second = None if values.cascade is None else directory(values, 'cascade')
-    members = tuple(pathlib.Path(each).expanduser() for each in values.ensemble)
-    start_platform(values)
-    from attnlab.analysis.uncertainty import analyse_uncertainty
+    return values
 
-    with printing(values) as printer:
-        analyse_uncertainty(
-            workdir,
-            printer,
-            step=values.step,
-            split=values.split,
-            rows=values.rows,
-            fitted=values.fitted_rows,
-            fitted_split=values.fitted_split,
-            alpha=values.alpha,
-            risk=values.risk,
-            level=values.risk_level,
-            second=second,
-            budget=values.budget,
-            members=members,
-            decay=values.decay,
-            ema=values.ema,
-            other_data=values.other_data,
-        )
-    return 0
+
+def _asked(values: flags.FlagValues, second: pathlib.Path | None) -> 'Asked':
+    """What the flags ask."""
+    from attnlab.analysis.uncertainty import Asked
+
+    return Asked(
+        split=values.split,
+        rows=values.rows,
+        fitted_split=values.fitted_split,
+        fitted=values.fitted_rows,
+        alpha=values.alpha,
+        risk=values.risk,
+        level=values.risk_level,
+        second=second,
+        budget=values.budget,
+        members=tuple(pathlib.Path(each).expanduser() for each in values.ensemble),
+        decay=values.decay,
+        ema=values.ema,
+        other_data=values.other_data,
+    )

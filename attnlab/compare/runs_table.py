@@ -88,11 +88,6 @@ def _table(groups: Mapping[str, Sequence[RunResult]]) -> Table:
     return Table('runs', (*leading, *columns), rows, 'runs by task, the best first')
 
 
-def lines(group: Sequence[RunResult]) -> list[list[str]]:
-    """Cells of the table, a line a run: its name, its score, and the costs."""
-    return Table('runs', COLUMNS, [_values(one) for one in group]).text()
-
-
 def baseline_values(group: Sequence[RunResult]) -> list[tuple[Any, ...]]:
     """What trivial predictors reach, a row of values each."""
     found = {name: value for one in group for name, value in one.baselines.items()}

@@ -157,8 +157,6 @@ def ordered_batches(
     batch_size: int,
     process_index: int = 0,
     process_count: int = 1,
-    num_threads: int = 2,
-    num_workers: int = 0,
 ) -> Batches:
     """Returns the batches of one evaluation: every row once, in order, as seen by one process.
 
@@ -170,8 +168,6 @@ def ordered_batches(
       batch_size: rows a batch, all processes together.
       process_index: which process this is, from 0.
       process_count: how many processes there are.
-      num_threads: threads that make batches ahead of time in this process; 0 makes them on demand.
-      num_workers: further processes that make them.
 
     Raises:
       UserError: for an empty source, rows without `weights`, or a batch that does not divide among the processes.
@@ -181,7 +177,7 @@ def ordered_batches(
     if 'weights' not in filled.zeros:
         raise UserError(f'rows of {type(source).__name__} have no weights, only {", ".join(filled.zeros)}')
     dataset = grain.MapDataset.source(filled).batch(size)[process_index::process_count]
-    return _iterate(dataset, num_threads, num_workers)
+    return _iterate(dataset, num_threads=2, num_workers=0)
 
 
 def _varied(source: Varied, seed: int, place: int, index: int) -> Row:

@@ -8,17 +8,18 @@ experiment that repeats a published result has `published(size)` in `sweep.py` i
 `attnlab.experiment.published`.
 """
 
+import contextlib
 import dataclasses
 import pathlib
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from attnlab.configuration import load_module
-from attnlab.errors import UserError, nearest
+from attnlab.configuration import load_module, raised
+from attnlab.errors import UserError, nearest, of_the_machine
 from attnlab.runs.loading import Loaded
 from attnlab.train.report import read_lines
 
@@ -87,8 +88,8 @@ class Finished:
 class Experiment:
     """The folder of an experiment at one of its sizes, its Python loaded.
 
-    Raises `UserError` for an experiment or a size that is not there, naming those there are, and for whatever is raised
-    in its Python, naming the line.
+    Raises `UserError` for an experiment or a size that is not there, naming those there are, and for what is raised in
+    its Python, as `telling` does.
     """
 
     folder: pathlib.Path
@@ -130,29 +131,37 @@ class Experiment:
 
 
 def module_of(path: pathlib.Path) -> Any:
-    """A file of an experiment as a module. Raises `UserError` where it is not there or raises anything."""
+    """A file of an experiment as a module. Raises `UserError` where it is not there, and as `telling` does."""
     if not path.exists():
         raise UserError(f'there is no {path}')
-    try:
+    with telling(path):
         return load_module(path, f'{path.parent.name}_{path.stem}')
-    except Exception as error:
-        raise UserError(error_line(path, error)) from error
 
 
 def called(path: pathlib.Path, name: str, *arguments: Any) -> Any:
-    """What a function of a file of Python returns. Raises `UserError` where it is not there or raises anything."""
+    """What a function of a file of Python returns. Raises `UserError` where it is not there, and as `telling` does."""
     module = module_of(path)
     if not hasattr(module, name):
         raise UserError(f'{path} has no function {name}')
-    try:
+    with telling(path):
         return getattr(module, name)(*arguments)
+
+
+@contextlib.contextmanager
+def telling(path: pathlib.Path, before: str = '') -> Iterator[None]:
+    """Raises `UserError` for what a file of Python raises, with `before` in front.
+
+    A `UserError` has the line of the file that it came from, and a bug its traceback from the file on; what the command
+    line has a line for itself (`of_the_machine`) passes through.
+    """
+    try:
+        yield
+    except UserError as error:
+        frames, file = traceback.extract_tb(error.__traceback__), str(path.absolute())
+        lines = [frame.lineno for frame in frames if frame.filename == file]
+        where = f'{path}, line {lines[-1]}' if lines else str(path)
+        raise UserError(f'{before}{where}: {error}') from error
     except Exception as error:
-        raise UserError(error_line(path, error)) from error
-
-
-def error_line(path: pathlib.Path, error: Exception) -> str:
-    """In one line: what a file of Python raised, and in which of its lines."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    where = f'{path}, line {lines[-1]}' if lines else str(path)
-    first = str(error).partition('\n')[0]
-    return f'{where}: {first}' if isinstance(error, UserError) else f'{where}: {type(error).__name__}: {first}'
+        if of_the_machine(error):
+            raise
+        raise UserError(f'{before}{raised(path, error)}') from error

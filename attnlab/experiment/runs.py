@@ -20,7 +20,7 @@ from attnlab.compare.baselines import text_scores
 from attnlab.compare.runs import task_name
 from attnlab.config import from_plain, plain
 from attnlab.errors import UserError, nearest
-from attnlab.experiment.experiment import Experiment, Finished, Run, error_line, module_of
+from attnlab.experiment.experiment import Experiment, Finished, Run, module_of, telling
 from attnlab.experiment.published import PublishedPlot, claims_of
 from attnlab.experiment.results import (
     Measurements,
@@ -203,12 +203,11 @@ def train_and_measure(
 
 
 def _measured(experiment: Experiment, finished: Finished) -> Measurements:
-    """What `measure` returns. Raises `UserError` where it raises anything; the run is kept, and measured next time."""
+    """What `measure` returns. Raises as `telling` does where it raises; the run is kept, and measured next time."""
     path = experiment.folder / 'sweep.py'
-    try:
-        return module_of(path).measure(finished)
-    except Exception as error:
-        raise UserError(f'{finished.label} has run and cannot be measured: {error_line(path, error)}') from error
+    module = module_of(path)
+    with telling(path, f'{finished.label} has run and cannot be measured: '):
+        return module.measure(finished)
 
 
 def _check_same(workdir: pathlib.Path, config: ConfigDict) -> None:

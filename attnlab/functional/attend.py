@@ -169,8 +169,10 @@ def attend(
         weights.check(scale=scale, slopes=slopes, bias=bias, log_forget=view.log_forget, sink_scores=sink_scores)
     weigh = weights.weights if isinstance(weights, Penalised) else weights
     if not isinstance(weigh, WeightMap):
-        if not (scale is None and view.log_forget is None and sink_scores is None):
-            raise ValueError('maps of whole rows take neither a scale, nor forget gates, nor scores of a sink')
+        terms = {'scale': scale, 'forget gates': view.log_forget, 'scores of a sink': sink_scores}
+        given = [name for name, term in terms.items() if term is not None]
+        if given:
+            raise UserError(f'{type(weigh).__name__} needs whole rows and takes no {", ".join(given)}; leave them out')
         if implementation not in (None, 'reference', 'xla'):
             raise UserError(
                 f'{type(weigh).__name__} needs whole rows and has no form {implementation!r}; implementation is to be '

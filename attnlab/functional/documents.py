@@ -44,10 +44,15 @@ def _totals(x: Array, segments: Segments) -> Array:
 
 def document_places(segments: Segments | None, batch: int, length: int) -> Int[Array, 'b t']:
     """Returns the place of every token in its document, from 0."""
-    row = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))
     if segments is None:
-        return row
-    return row - jax.lax.cummax(jnp.where(document_starts(segments), row, 0), axis=1)
+        return jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))
+    return places_after(document_starts(segments))
+
+
+def places_after(starts: Bool[Array, 'b t'], seen: Int[Array, ' b'] | None = None) -> Int[Array, 'b t']:
+    """Returns the place of every token in its document, from 0, where a stream has `seen` tokens of the first."""
+    index = jnp.arange(starts.shape[1], dtype=jnp.int32)[None]
+    return index - jax.lax.cummax(jnp.where(starts, index, 0 if seen is None else -seen[:, None]), axis=1)
 
 
 def document_membership(segments: Segments | None, batch: int, length: int, most: int) -> Bool[Array, 'b t n']:

@@ -22,16 +22,14 @@ def row_entropy(
     q: Queries,
     k: Keys,
     *,
-    scale: float | None = None,
     reach: Reach = Reach(),
     segments: Segments | None = None,
 ) -> RowNumbers:
-    """Returns `H_i = -sum_j p_ij log p_ij` in nats, `p_i` the softmax of `scale q_i . k_j` over the visible keys.
+    """Returns `H_i = -sum_j p_ij log p_ij` in nats, `p_i` the softmax of `q_i . k_j / sqrt(k)` over visible keys.
 
-    Keys are visible as in `pallas_kernels.attention`; `scale=None` is one over the square root of the key channels. A
-    query that sees none gives 0. Gradients for queries and keys are exact.
+    Keys are visible as in `pallas_kernels.attention`; a query that sees none gives 0. Gradients for queries and keys
+    are exact.
     """
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def entropy(scores: Array, seen: Array) -> tuple[Array]:
         highest = jax.lax.stop_gradient(jnp.max(jnp.where(seen, scores, -jnp.inf), axis=-1, keepdims=True))
@@ -39,7 +37,7 @@ def row_entropy(
         numerators = jnp.where(seen, jnp.exp(scores), 0.0)
         return (_entropy(numerators, scores),)
 
-    return _by_rows(q, k, entropy, scale=scale, reach=reach, segments=segments)[0]
+    return _by_rows(q, k, entropy, reach=reach, segments=segments)[0]
 
 
 def row_sums_and_entropy(
@@ -47,22 +45,20 @@ def row_sums_and_entropy(
     k: Keys,
     numerator: Callable[[Array], Array],
     *,
-    scale: float | None = None,
     reach: Reach = Reach(),
     segments: Segments | None = None,
 ) -> tuple[RowNumbers, RowNumbers]:
-    """Returns `S_i = sum_j w_ij` and the entropy of `w_i / S_i`, `w_ij = numerator(scale q_i . k_j)` at least zero.
+    """Returns `S_i = sum_j w_ij` and the entropy of `w_i / S_i`, `w_ij = numerator(q_i . k_j / sqrt(k)) >= 0`.
 
     Otherwise as `row_entropy`; zero weights and rows of zeros add nothing to entropy or gradient.
     """
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def statistics(scores: Array, seen: Array) -> tuple[Array, Array]:
         weights = jnp.where(seen, numerator(scores), 0.0)
         logarithms = jnp.log(jnp.where(weights > 0, weights, 1.0))
         return jnp.sum(weights, axis=-1), _entropy(weights, logarithms)
 
-    sums, entropies = _by_rows(q, k, statistics, scale=scale, reach=reach, segments=segments)
+    sums, entropies = _by_rows(q, k, statistics, reach=reach, segments=segments)
     return sums, entropies
 
 
@@ -78,11 +74,10 @@ def _by_rows(
     k: Keys,
     statistics: Callable[[Array, Array], tuple[Array, ...]],
     *,
-    scale: float,
     reach: Reach,
     segments: Segments | None,
 ) -> tuple[RowNumbers, ...]:
-    batch, t, heads, _ = q.shape
+    batch, t, heads, channels = q.shape
     s, groups = k.shape[1:3]
     segments = jnp.ones((batch, s), jnp.int32) if segments is None else segments
     keys = Placed(jnp.arange(s, dtype=jnp.int32), segments)
@@ -94,7 +89,7 @@ def _by_rows(
     def chunk(step: tuple[Array, Array, Array]) -> tuple[Array, ...]:
         q, places, own = step
         # XLA could otherwise compute a score twice, rounded differently, and compare it with itself.
-        scores = jax.lax.optimization_barrier(scale * jnp.einsum('btgrk,bsgk->btgrs', q.astype(k.dtype), k))
+        scores = jax.lax.optimization_barrier(channels**-0.5 * jnp.einsum('btgrk,bsgk->btgrs', q.astype(k.dtype), k))
         seen = reach.visible(Placed(places, own), keys)
         return statistics(scores, jnp.broadcast_to(seen[:, :, None, None], scores.shape))
 

@@ -9,6 +9,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
+from attnlab.functional.documents import places_after
 from attnlab.functional.recomputed import recomputed
 from attnlab.functional.recurrences import document_starts, state_dtype
 from attnlab.typing import Heads, Segments, State, Values
@@ -59,9 +60,7 @@ def read_by_level(
     b, t = v.shape[:2]
     segments = jnp.ones((b, t), jnp.int32) if segments is None else segments
     starts = document_starts(segments, last)
-    seen = jnp.zeros((b,), jnp.int32) if state is None else state.place
-    index = jnp.arange(t, dtype=jnp.int32)[None]
-    place = index - jax.lax.cummax(jnp.where(starts, index, -seen[:, None]), axis=1)
+    place = places_after(starts, None if state is None else state.place)
     count = levels_of(t) if state is None else state.memory.shape[1]
     count = min(count, weights.shape[-1] - 1)
     wide = state_dtype(v.dtype)

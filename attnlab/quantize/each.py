@@ -1,7 +1,6 @@
 """Several formats of one run: a run of each, so that what bits cost can be compared."""
 
 import contextlib
-import dataclasses
 import itertools
 import pathlib
 from collections.abc import Callable, Mapping
@@ -11,7 +10,7 @@ from attnlab.config import plain, spec_of
 from attnlab.errors import UserError
 from attnlab.quantize.formats import format_called, storage_called
 from attnlab.quantize.layers import Quantization
-from attnlab.quantize.run import quantize_run
+from attnlab.quantize.run import How, quantize_run
 from attnlab.quantize.states import state_called
 from attnlab.runs.record import read_record
 from attnlab.tables import Printer
@@ -21,9 +20,6 @@ from attnlab.train.setup import QUANTIZATION
 
 NONE = 'none'
 """The name of what stays as it is."""
-
-HOW = ('feedback', 'tuning')
-"""Options that say how weights are chosen, as a run records them."""
 
 CALLED: Mapping[str, Callable[[str], Any]] = {
     'weights': storage_called,
@@ -54,12 +50,18 @@ def combinations(names: Mapping[str, str]) -> dict[str, Quantization]:
 
 
 def quantize_each(
-    workdir: pathlib.Path, out: pathlib.Path, formats: Mapping[str, Quantization], printer: Printer, **options: Any
+    workdir: pathlib.Path,
+    out: pathlib.Path,
+    formats: Mapping[str, Quantization],
+    printer: Printer,
+    how: How,
+    *,
+    step: int | None = None,
 ) -> list[pathlib.Path]:
     """Quantizes a run to each of several formats, every one into a folder of `out` of its name, which are returned.
 
-    Folders that are there already are left, so that an interrupted command goes on. `options` are those of
-    `quantize_run`. Raises `UserError` as that does, and where a folder holds something else.
+    Folders that are there already are left, so that an interrupted command goes on. Raises `UserError` as
+    `quantize_run` does, and where a folder holds something else.
     """
     folders = []
     for label, quantization in formats.items():
@@ -67,8 +69,8 @@ def quantize_each(
         folders.append(folder)
         if not (folder / 'metrics.jsonl').exists():
             printer.line(f'{label}:')
-            quantize_run(workdir, folder, quantization, printer, **options)
-        elif not _made_of(folder, workdir, quantization, options):
+            quantize_run(workdir, folder, quantization, printer, how, step=step)
+        elif not _made_of(folder, workdir, quantization, how, step):
             raise UserError(
                 f'{folder} holds a run of another format, made otherwise or of another run; give --out another folder'
             )
@@ -76,19 +78,14 @@ def quantize_each(
 
 
 def _made_of(
-    folder: pathlib.Path, workdir: pathlib.Path, quantization: Quantization, options: Mapping[str, Any]
+    folder: pathlib.Path, workdir: pathlib.Path, quantization: Quantization, how: How, step: int | None
 ) -> bool:
-    """Whether a folder holds this run, quantized so, with these options of `quantize_run`."""
+    """Whether a folder holds this run, quantized so, as `quantize_run` would."""
     config, wanted = saved_config(folder), spec_of(quantization)
     if QUANTIZATION not in config or plain(config[QUANTIZATION]) != plain(wanted):
         return False
     made = read_record(folder).facts['quantized']
-    step = options.get('step')
-    asked = {
-        'step': _newest_step(workdir) if step is None else step,
-        'ema': options.get('ema', False),
-        **{name: None if (how := options.get(name)) is None else dataclasses.asdict(how) for name in HOW},
-    }
+    asked = {'step': _newest_step(workdir) if step is None else step, **how.record()}
     same = all(made.get(name) == value for name, value in asked.items())
     return same and pathlib.Path(made['from']).resolve() == workdir.resolve()
 

@@ -50,27 +50,49 @@ class Sizes:
     after: int
 
 
+Wanted = Quantization | Allocation | Calibration | ShiftCalibration
+"""What is quantized to which formats, or how that is found."""
+
+
+@dataclasses.dataclass(frozen=True)
+class How:
+    """How a run is quantized, besides the formats.
+
+    Attributes:
+      feedback: calibrates the rounding of weights on rows of training.
+      tuning: tunes codes and scales on such rows.
+      sparsity: small activations are zero, by thresholds found on such rows.
+      softmax: the weights of softmaxes are rounded, and their mean error on such rows is added back.
+      ema: the average of the parameters is what is quantized.
+      other_data: data that have changed are taken.
+    """
+
+    feedback: Feedback | None = None
+    tuning: Alternation | None = None
+    sparsity: Sparsity | None = None
+    softmax: Correction | None = None
+    ema: bool = False
+    other_data: bool = False
+
+    def record(self) -> dict[str, Any]:
+        """What `run.json` has of it among the facts of a quantization."""
+        found = {name: getattr(self, name) for name in ('feedback', 'sparsity', 'softmax', 'tuning')}
+        return {'ema': self.ema, **{name: each and dataclasses.asdict(each) for name, each in found.items()}}
+
+
 def quantize_run(
     workdir: pathlib.Path,
     out: pathlib.Path,
-    quantization: Quantization | Allocation | Calibration | ShiftCalibration | None,
+    quantization: Wanted | None,
     printer: Printer,
+    how: How,
     *,
     step: int | None = None,
-    feedback: Feedback | None = None,
-    tuning: Alternation | None = None,
-    sparsity: Sparsity | None = None,
-    softmax: Correction | None = None,
-    ema: bool = False,
-    other_data: bool = False,
 ) -> dict[str, float]:
     """Quantizes a checkpoint into the folder `out`, evaluates it as the run was in training, and prints both.
 
-    With `feedback` the rounding of weights is calibrated on rows of training, with `tuning` codes and scales are tuned
-    on such rows; of an `Allocation` it is found on them which maps have which format, of a `Calibration` the ranges of
-    what they read, and of a `ShiftCalibration` its exponents. With `sparsity` small activations are zero, by thresholds
-    found on such rows; with `softmax` the weights of softmaxes are rounded, and their mean error on such rows is added
-    back. With `ema` the average of the parameters is what is quantized.
+    Of an `Allocation` it is found on rows of training which maps have which format, of a `Calibration` the ranges of
+    what they read, and of a `ShiftCalibration` its exponents.
 
     A run that was trained with few bits (`config.rounding`) is packed as it computes; `quantization` is then `None`.
 
@@ -78,42 +100,23 @@ def quantize_run(
     and no average of parameters.
     Raises `UserError` for feedback without one format of weights, for a quantization of a run that was trained with one
     and none of another, a run that is quantized, one without linear maps,
-    changed data unless `other_data` allows them, and a folder that holds something else.
+    changed data unless they are to be taken, and a folder that holds something else.
     """
     config = run.saved_config(workdir)
     if QUANTIZATION in config:
         raise UserError(f'{workdir} is quantized already; give --workdir the run that it was made from')
-    rounded = _trained_rounding(
-        workdir, config, given=not (quantization is None and sparsity is None and softmax is None)
-    )
+    given = not (quantization is None and how.sparsity is None and how.softmax is None)
+    rounded = _trained_rounding(workdir, config, given=given)
     check_new(workdir, out, '--out')
-    loaded = load_checked(workdir, step, ema=ema, other_data=other_data)
-    shares: list[Share] = []
-    rows = quantization.rows if isinstance(quantization, Allocation | Calibration | ShiftCalibration) else None
+    loaded = load_checked(workdir, step, ema=how.ema, other_data=how.other_data)
     before = loaded.setup
-    if isinstance(quantization, Allocation):
-        quantization, shares = quantization.found(loaded)
-    elif isinstance(quantization, Calibration | ShiftCalibration):
-        quantization, loaded = quantization.found(loaded)
-    more: dict[str, Any] = {} if sparsity is None else {'thresholds': sparsity.found(loaded)}
-    more |= {} if softmax is None else {'softmax': softmax.bits}
-    if more:
-        quantization = Quantization(**more) if quantization is None else dataclasses.replace(quantization, **more)
+    planned, loaded, shares = _planned(loaded, quantization, how)
     if rounded is not None:
-        quantization = rounded.quantization
-    assert quantization is not None
-    changed = loaded.altered(quantization if rounded is None else rounded.packed)
-    if feedback is not None:
-        if not isinstance(quantization.weights, Format):
-            raise UserError('--feedback calibrates the rounding of weights; give one format, such as --weights=int4@32')
-        changed = calibrated(loaded.altered(quantization.opened), changed, quantization.weights, feedback)
-    if softmax is not None:
-        changed = softmax.found(loaded.altered(quantization.opened), changed)
-    if tuning is not None:
-        changed, losses = tuned(changed, tuning)
-        printer.line(f'tuned: the loss on the first of its rows was {losses[0]:.4f} and is {losses[-1]:.4f}')
+        planned = rounded.quantization
+    assert planned is not None
+    changed = _carried_out(loaded, planned, rounded, how, printer)
     with config.unlocked():
-        config[QUANTIZATION], config.mesh = spec_of(quantization), spec(Axes)
+        config[QUANTIZATION], config.mesh = spec_of(planned), spec(Axes)
         if ROUNDING in config:
             del config[ROUNDING]
     length, found = changed.setup.length, sizes(before, changed)
@@ -123,25 +126,54 @@ def quantize_run(
         'quantized': {
             'from': str(workdir),
             'step': loaded.step,
-            'ema': ema,
-            'feedback': None if feedback is None else dataclasses.asdict(feedback),
-            'sparsity': None if sparsity is None else dataclasses.asdict(sparsity),
-            'softmax': None if softmax is None else dataclasses.asdict(softmax),
-            'tuning': None if tuning is None else dataclasses.asdict(tuning),
-            'rows': rows,
+            **how.record(),
+            'rows': None if quantization is None or isinstance(quantization, Quantization) else quantization.rows,
             'allocation': [_recorded(share) for share in shares],
             **dataclasses.asdict(found),
         },
-        'other_data': other_data,
+        'other_data': how.other_data,
     }
     numbers = write_made(workdir, loaded, changed, out, facts, config)
     states = (state_bytes(each, length) for each in (before, changed.setup))
     if shares:
         printer.table(_share_table(shares))
     printer.table(_size_table(found, *states))
-    printer.table(score_table(numbers, reported(workdir, loaded.step, ema)))
+    printer.table(score_table(numbers, reported(workdir, loaded.step, how.ema)))
     printer.line(f'written: {out}, a run that eval, generate, analyse and compare take')
     return numbers
+
+
+def _planned(
+    loaded: Loaded, quantization: Wanted | None, how: How
+) -> tuple[Quantization | None, Loaded, Sequence[Share]]:
+    """What is to be quantized, where it is found on rows too, the run that it is of, and what formats were chosen."""
+    shares: Sequence[Share] = []
+    if isinstance(quantization, Allocation):
+        quantization, shares = quantization.found(loaded)
+    elif isinstance(quantization, Calibration | ShiftCalibration):
+        quantization, loaded = quantization.found(loaded)
+    more: dict[str, Any] = {} if how.sparsity is None else {'thresholds': how.sparsity.found(loaded)}
+    more |= {} if how.softmax is None else {'softmax': how.softmax.bits}
+    if more:
+        quantization = Quantization(**more) if quantization is None else dataclasses.replace(quantization, **more)
+    return quantization, loaded, shares
+
+
+def _carried_out(
+    loaded: Loaded, quantization: Quantization, rounded: Rounded | None, how: How, printer: Printer
+) -> Loaded:
+    """The run with few bits, which are calibrated and tuned. Raises `UserError` for feedback without one format."""
+    changed = loaded.altered(quantization if rounded is None else rounded.packed)
+    if how.feedback is not None:
+        if not isinstance(quantization.weights, Format):
+            raise UserError('--feedback calibrates the rounding of weights; give one format, such as --weights=int4@32')
+        changed = calibrated(loaded.altered(quantization.opened), changed, quantization.weights, how.feedback)
+    if how.softmax is not None:
+        changed = how.softmax.found(loaded.altered(quantization.opened), changed)
+    if how.tuning is not None:
+        changed, losses = tuned(changed, how.tuning)
+        printer.line(f'tuned: the loss on the first of its rows was {losses[0]:.4f} and is {losses[-1]:.4f}')
+    return changed
 
 
 def _trained_rounding(workdir: pathlib.Path, config: ConfigDict, *, given: bool) -> Rounded | None:

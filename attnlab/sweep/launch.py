@@ -103,6 +103,7 @@ def run_processes(
     A worker killed by a signal (out of memory, or by hand) is restarted and resumes its trial, but not when it died
     `DEATHS` times in a row while no trial began or ended. One that failed logs the reason in `logs/worker-I.txt`.
     Workers save and stop when this process ends, however it ends.
+    Raises `UserError` with the last lines of those that failed.
     """
     parts = Parts(study, storage)
     with contextlib.ExitStack() as stack:

@@ -14,37 +14,6 @@ SPLITS = ('train', 'valid')
 
 
 @dataclasses.dataclass(frozen=True)
-class Repeating(Corpus):
-    """Documents that repeat one motif, each from another offset: every byte from the second on is predictable.
-
-    Attributes:
-      motif: what is repeated; the letters in it should differ for the above to hold.
-      count: documents a split.
-      length: bytes a document.
-      cache: as in `Corpus`; `None`: no caching.
-    """
-
-    motif: str = 'abcdefgh'
-    count: int = 16
-    length: int = 256
-    cache: str | None = None
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return SPLITS
-
-    def documents(self, split: str) -> Iterator[Document]:
-        motif = self.motif.encode()
-        for index in range(self.count):
-            start = (index + SPLITS.index(split)) % len(motif)
-            repeats = -(-(start + self.length) // len(motif))
-            yield Document(f'{split}/{index}', (motif * repeats)[start : start + self.length])
-
-    def describe(self) -> dict[str, Any]:
-        return {'source': 'repeating', 'motif': self.motif, 'count': self.count, 'length': self.length}
-
-
-@dataclasses.dataclass(frozen=True)
 class Markov(Corpus):
     """Documents drawn from one random first-order chain of letters, whose entropy no model can beat on average.
 

@@ -90,7 +90,7 @@ def claim(workdir: pathlib.Path, config: ConfigDict) -> None:
 
 
 def check_claim(workdir: pathlib.Path, config: ConfigDict) -> None:
-    """Checks that `claim` would succeed, and writes nothing."""
+    """Writes nothing; raises `UserError` where `claim` would not succeed: the folder holds something else."""
     check_own(workdir, FOLDERS)
     path = workdir / 'config.json'
     if path.exists():

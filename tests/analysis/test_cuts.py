@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from attnlab.analysis.cuts import PARTS, SCORED, Cut, cuts, knocked_out, knockouts, layers_with, parts_of
+from attnlab.analysis.cuts import PARTS, SCORED, Cut, cuts, knockouts, layers_with, parts_of
 from attnlab.analysis.interventions import hidden_with, values_at
 from attnlab.blocks.block import Block
 from attnlab.context import Context
@@ -47,7 +47,7 @@ def prepared(name):
 
 def cutting(model, part, layers=(0, 1)):
     return jax.jit(
-        lambda tokens, sources, targets: knocked_out(model, tokens, CTX, part, layers, sources=sources, targets=targets)
+        lambda tokens, sources, targets: hidden_with(model, tokens, CTX, cuts(model, part, layers, sources, targets))
     )
 
 

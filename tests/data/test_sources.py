@@ -2,13 +2,7 @@ import numpy as np
 
 from attnlab.config import build, spec
 from attnlab.data.text.tokenizers import Bytes
-from attnlab.testing.sources import Markov, Repeating
-
-
-def test_repeating_repeats():
-    text = Repeating(motif='abc', count=4, length=5).load('train', Bytes())
-    assert text.tokens.tobytes() == b'abcabbcabccabcaabcab'
-    assert text.ends.tolist() == [5, 10, 15, 20]
+from attnlab.testing.sources import Markov
 
 
 def test_markov_is_a_pure_function_of_its_seed():
@@ -38,4 +32,3 @@ def test_the_entropy_of_markov_is_that_of_its_text():
 
 def test_specs():
     assert build(spec(Markov, seed=3)) == Markov(3)
-    assert build(spec(Repeating)) == Repeating()

@@ -78,6 +78,15 @@ def test_whole_rows_have_no_kernel(name):
     read(Reach(), weights=whole_rows, implementation='xla')
 
 
+def test_whole_rows_take_no_scale_gates_or_sinks():
+    q, k, v = operands()
+    gated = look(entries(k, v), Context.full(2, T), Reach(), log_forget=-jnp.ones((2, T, HEADS)))
+    with pytest.raises(UserError, match='function needs whole rows and takes no scale, scores of a sink; leave them'):
+        read(Reach(), weights=whole_rows, scale=0.5, sink_scores=jnp.zeros(HEADS))
+    with pytest.raises(UserError, match='takes no forget gates; leave'):
+        attend(q, k, v, gated, weights=whole_rows)
+
+
 @pytest.mark.parametrize('weights', [{}, {'weights': whole_rows}], ids=['core', 'whole_rows'])
 @pytest.mark.parametrize('reach', [Reach(), Reach(window=2, sinks=1)], ids=str)
 def test_a_cache_that_is_too_short_gives_nan_once(reach, weights):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from attnlab.data.pipeline import Source
 from attnlab.errors import UserError, nearest
@@ -93,6 +94,17 @@ def named_splits(names: Iterable[str], place: str) -> dict[str, str]:
             raise UserError(f'{place} are {sorted(names)}; they must be train, test and one of {", ".join(VALID)}')
         found[split] = name
     return found
+
+
+PARTS = {'train': 0.8, 'valid': 0.1, 'test': 0.1}
+"""The splits of what has none, and their shares."""
+
+
+def divided(count: int) -> dict[str, Int[np.ndarray, 'n']]:
+    """The indices of each split of what has none, in a random order that is drawn from their number alone."""
+    order = np.random.default_rng(count).permutation(count)
+    valid, test = (round(count * PARTS[split]) for split in ('valid', 'test'))
+    return {'valid': order[:valid], 'test': order[valid : valid + test], 'train': order[valid + test :]}
 
 
 def digest_of(example: Mapping[str, Any]) -> bytes:

@@ -105,7 +105,7 @@ class ParquetSeries(TableSeries):
         return self.columns or parquet_columns(_existing(self.path))[1]
 
     def dates(self) -> Dates | None:
-        """The dates in the column of times, or in the first, if it holds texts."""
+        """The dates in the column of times, or in the first if it holds texts. Raises `UserError` for a row without."""
         path = _existing(self.path)
         name = parquet_columns(path)[0]
         if name is None:

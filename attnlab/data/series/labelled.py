@@ -9,12 +9,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from attnlab.data.long_range.dataset import VALID, Dataset, Example, Kind, known_split, named_splits
+from attnlab.data.long_range.dataset import PARTS, VALID, Dataset, Example, Kind, divided, known_split, named_splits
 from attnlab.data.series.files import UNREADABLE, digest
 from attnlab.errors import UserError
-
-PARTS = {'train': 0.8, 'valid': 0.1, 'test': 0.1}
-"""The splits of a file that has none, and their shares."""
 
 Split = tuple[Float[np.ndarray, 'n t v'], Int[np.ndarray, 'n']]
 
@@ -92,10 +89,7 @@ def splits(path: str) -> dict[str, Split]:
         found.setdefault('valid', found['test'])
     else:
         windows, labels = _pair(loaded, path, '')
-        order = np.random.default_rng(len(labels)).permutation(len(labels))
-        valid, test = (round(len(labels) * PARTS[split]) for split in ('valid', 'test'))
-        bounds = {'valid': (0, valid), 'test': (valid, valid + test), 'train': (valid + test, len(labels))}
-        found = {split: (windows[order[a:b]], labels[order[a:b]]) for split, (a, b) in bounds.items()}
+        found = {split: (windows[places], labels[places]) for split, places in divided(len(labels)).items()}
     shapes, classes = {pair[0].shape[1:] for pair in found.values()}, found['train'][1].max(initial=0) + 1
     if len(shapes) > 1 or any(not len(labels) or labels.max() >= classes for _, labels in found.values()):
         raise UserError(

@@ -195,9 +195,11 @@ class StreamDecoder:
 
 
 def save_tokenizer(tokenizer: Tokenizer, path: pathlib.Path) -> None:
-    """Writes a tokenizer of this module as JSON, atomically."""
+    """Writes a tokenizer of this module as JSON, atomically. Raises `UserError` for any other."""
     if not isinstance(tokenizer, Bytes | TrainedBytePairs):
-        raise TypeError(f'{type(tokenizer).__name__} is not a tokenizer that can be saved')
+        raise UserError(
+            f'{type(tokenizer).__name__} is no tokenizer that can be saved; take one of attnlab.data.text.tokenizers'
+        )
     fields = tokenizer.describe()
     if isinstance(tokenizer, TrainedBytePairs):
         fields['definition'] = tokenizer.definition

@@ -11,15 +11,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from attnlab.data.long_range.dataset import Dataset, Example, Kind, known_split, named_splits
+from attnlab.data.long_range.dataset import PARTS, Dataset, Example, Kind, divided, known_split, named_splits
 from attnlab.errors import UserError
 
 SUFFIXES = ('.bmp', '.gif', '.jpeg', '.jpg', '.pgm', '.png', '.ppm', '.tif', '.tiff', '.webp')
 FORMATS = ('BMP', 'GIF', 'JPEG', 'PNG', 'PPM', 'TIFF', 'WEBP')
 """What a file may be, whatever its name says: of others Pillow would have a program read some, as PostScript."""
-
-PARTS = {'train': 0.8, 'valid': 0.1, 'test': 0.1}
-"""The splits of a folder that has none, and their shares."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,9 +177,6 @@ def _parts(classes: dict[str, list[pathlib.Path]]) -> dict[str, dict[str, list[p
     """The files of every class divided into splits, in an order drawn from their number alone."""
     found: dict[str, dict[str, list[pathlib.Path]]] = {split: {} for split in PARTS}
     for name, files in classes.items():
-        order = np.random.default_rng(len(files)).permutation(len(files))
-        valid, test = (round(len(files) * PARTS[split]) for split in ('valid', 'test'))
-        bounds = {'valid': (0, valid), 'test': (valid, valid + test), 'train': (valid + test, len(files))}
-        for split, (first, end) in bounds.items():
-            found[split][name] = [files[i] for i in sorted(order[first:end])]
+        for split, places in divided(len(files)).items():
+            found[split][name] = [files[i] for i in sorted(places)]
     return found

@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attnlab.context import Context
+from attnlab.functional.documents import places_after
 from attnlab.functional.recomputed import recomputed_beside_products
 from attnlab.functional.recurrences import document_starts, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
@@ -149,13 +150,9 @@ class FastWeights(Mixer):
         self, x: Sequence, segments: Segments | None, state: FastWeightsState | None
     ) -> tuple[Bool[Array, 'b t'], Int[Array, 'b t']]:
         """Which tokens start a document, and the place of every token in its mini-batch."""
-        b, t = x.shape[:2]
-        segments = jnp.ones((b, t), jnp.int32) if segments is None else segments
+        segments = jnp.ones(x.shape[:2], jnp.int32) if segments is None else segments
         starts = document_starts(segments, None if state is None else state.segment)
-        seen = jnp.zeros((b,), jnp.int32) if state is None else state.place
-        index = jnp.arange(t, dtype=jnp.int32)[None]
-        place = index - jax.lax.cummax(jnp.where(starts, index, -seen[:, None]), axis=1)
-        return starts, place % self.chunk
+        return starts, places_after(starts, None if state is None else state.place) % self.chunk
 
     def _project(
         self, x: Sequence, ctx: Context, place: Int[Array, 'b t'], state: FastWeightsState | None

@@ -91,11 +91,6 @@ class SelectiveAttention(Mixer):
         after = None if view.cache is None else SelectiveAttentionState(view.cache, total)
         return self.output(y.reshape(*x.shape[:2], -1)), after
 
-    def read_mask(self, x: Sequence, ctx: Context) -> Float[Array, 'b t s']:
-        """Returns `F` of a call without a state; for analysis."""
-        q, k, v = self._project(x, ctx)
-        return self._mask(q, look(Entries(k, v, ctx.segments_or_ones()), ctx, Reach()), None)[0]
-
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> SelectiveAttentionState:
         """Returns an empty cache of `length` slots, nothing of which is masked."""
         cache = empty_cache(

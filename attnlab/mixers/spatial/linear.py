@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
-from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from attnlab.context import Context
@@ -265,6 +264,6 @@ def _resized(table: Float[Array, 'h n y x'], grid: Grid) -> Float[Array, 'h n t'
     return jnp.einsum('iy,hnyx,jx->hnij', rows, table, columns).reshape(*table.shape[:2], -1)
 
 
-def _interpolation(size: int, dtype: DTypeLike = np.float64) -> Float[np.ndarray, 'i y']:
+def _interpolation(size: int) -> Float[np.ndarray, 'i y']:
     centres = np.clip((np.arange(size) + 0.5) * COARSE / size - 0.5, 0, COARSE - 1)
-    return np.maximum(1 - np.abs(centres[:, None] - np.arange(COARSE)), 0).astype(dtype)
+    return np.maximum(1 - np.abs(centres[:, None] - np.arange(COARSE)), 0)

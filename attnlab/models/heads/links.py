@@ -25,15 +25,6 @@ class Link(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class Exponential(Link):
-    """`g(x) = exp(x)`: the softmax."""
-
-    def log_numerators(self, scores: Float[Array, '*b o']) -> Float[Array, '*b o']:
-        """The scores."""
-        return scores
-
-
-@dataclasses.dataclass(frozen=True)
 class StableMax(Link):
     """`g(x) = x + 1` from 0 up and `1 / (1 - x)` below. Prieto et al. 2025, https://arxiv.org/abs/2501.04697."""
 

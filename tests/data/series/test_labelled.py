@@ -6,6 +6,7 @@ import zipfile
 import numpy as np
 import pytest
 
+from attnlab.data.long_range.dataset import divided
 from attnlab.data.series.labelled import labelled_windows
 from attnlab.errors import UserError
 
@@ -101,3 +102,9 @@ def test_another_file_is_named(tmp_path):
         (tmp_path / 'a.npz').write_bytes(content)
         with pytest.raises(UserError, match='cannot be read as a file of numpy'):
             labelled_windows(str(tmp_path / 'a.npz'))
+
+
+def test_the_order_by_which_data_are_divided_does_not_change():
+    """Runs that were made are evaluated on what they were not trained on only as long as it is the same."""
+    found = {split: places.tolist() for split, places in divided(12).items()}
+    assert found == {'valid': [4], 'test': [1], 'train': [10, 9, 6, 5, 7, 0, 3, 2, 11, 8]}

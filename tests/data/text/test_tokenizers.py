@@ -156,6 +156,9 @@ def test_saving_and_loading(pairs, tmp_path):
         assert load_tokenizer(path) == tokenizer
         assert load_tokenizer(path).encode([TEXT])[0].tolist() == tokenizer.encode([TEXT])[0].tolist()
     assert [file.name for file in tmp_path.iterdir()] == ['tokenizer.json']
+    other = type('Other', (), {name: value for name, value in vars(Bytes).items() if not name.startswith('__')})
+    with pytest.raises(UserError, match='Other is no tokenizer that can be saved; take one of attnlab'):
+        save_tokenizer(other(), tmp_path / 'other.json')
 
 
 def digest(text):

@@ -10,8 +10,11 @@ from flax import nnx
 
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.functional.attend import look
+from attnlab.functional.cache import Entries
+from attnlab.functional.reach import Reach
 from attnlab.mixers.softmax.attention import Attention
-from attnlab.mixers.softmax.selective import SelectiveAttention
+from attnlab.mixers.softmax.selective import SelectiveAttention, accumulated, selections
 from attnlab.nn.positions import Rope
 from attnlab.testing.contract import context
 from attnlab.testing.noise import noise
@@ -41,7 +44,10 @@ def apply(graphdef, params, x, ctx, state=None):
 
 @functools.partial(jax.jit, static_argnums=0)
 def read_mask(graphdef, params, x, ctx):
-    return nnx.merge(graphdef, params).read_mask(x, ctx)
+    mixer = nnx.merge(graphdef, params)
+    q, k = (linear(x).reshape(*x.shape[:2], -1, mixer.key_dim) for linear in (mixer.query, mixer.key))
+    view = look(Entries(k, k, ctx.segments_or_ones()), ctx, Reach())
+    return accumulated(selections(q[:, :, 0], k[:, :, 0], view.queries, view.keys), jnp.zeros(x.shape[:2]))[0]
 
 
 def run(mixer: nnx.Module, x: jax.Array) -> np.ndarray:
