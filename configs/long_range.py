@@ -392,10 +392,11 @@ PUBLISHED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         ),
     },
     # The arena's released configs (Tay et al. 2021, https://arxiv.org/abs/2011.04006; the paper's text has 6 layers of
-    # 512 channels and 8 heads for ListOps and text). Where these name no dropout, that of the model. Positions are
-    # rotary, as in the row, where theirs are sinusoids, or on CIFAR-10 and Path-X learned. Assumed: a cosine in the
-    # place of an inverse square root of steps on text, with its greatest rate, which pairs of documents reach in their
-    # last step; one dropout where attention on CIFAR-10 and Pathfinder has another.
+    # 512 channels and 8 heads for ListOps and text), but for documents of text, of which 4,096 bytes are read, as the
+    # paper says and `FULL` has, and there 1,000. Where these name no dropout, that of the model. Positions are rotary,
+    # as in the row, where theirs are sinusoids, or on CIFAR-10 and Path-X learned. Assumed: a cosine in the place of an
+    # inverse square root of steps on text, with its greatest rate, which pairs of documents reach in their last step;
+    # one dropout where attention on CIFAR-10 and Pathfinder has another.
     'mha': {
         'listops': dict(
             steps=5_000, batch_size=32, peak_lr=1.6e-3, dim=512, depth=4, heads=8, weight_decay=0.1, dropout=0.1,

@@ -127,6 +127,8 @@ def attention(
 
     # What is computed forward, for the gradients of queries, and for those of keys and values.
     done = of_queries = of_keys = pairs
+    # Passes over the scores for the gradients of keys and of values.
+    turns = 1
     match implementation:
         case 'reference' | 'xla':
             tile = tiling.attention(t, s) if implementation == 'xla' else None
@@ -137,15 +139,15 @@ def attention(
         case 'mosaic_gpu':
             steps = _hopper_steps(k, v, h // g)
             done, of_queries = computed(128, steps.forward), computed(128, steps.query_gradients)
-            of_keys = computed(steps.key_gradients, 128)
+            of_keys, turns = computed(steps.key_gradients, 128), 1 if steps.together else 2
     # The portable form keeps few weights, and computes many again.
     kept = implementation == 'xla' and tiling.attention(t, s) is None and tiling.keeps_weights(b * h * t * s)
     match implementation:
         case 'reference' | 'xla' if kept or implementation == 'reference':
             back = Cost(4 * done * (k + v), model.backward.bytes)
         case 'mosaic_gpu' | 'mosaic_tpu':
-            products = of_queries * (2 * k + v) + of_keys * (2 * k + 2 * v)
-            back = Cost(2 * products, model.backward.bytes, of_queries + of_keys)
+            products = of_queries * (2 * k + v) + of_keys * ((1 + turns) * k + 2 * v)
+            back = Cost(2 * products, model.backward.bytes, of_queries + turns * of_keys)
         case _:
             back = Cost(2 * done * (3 * k + 2 * v), model.backward.bytes, done)
     return CallCost(model, Passes(Cost(2 * done * (k + v), arrays, done), back))
@@ -154,7 +156,8 @@ def attention(
 def _hopper_steps(k: int, v: int, r: int) -> tiling.HopperAttentionTile:
     """Raises ValueError for heads that the kernels do not take."""
     padded = -(-k // 64) * 64, -(-v // 64) * 64
-    found = tiling.attention_hopper(*padded, r, vectors=0, numbers=2, bias=False)
+    # Of each query the backward pass knows both statistics of the softmax, and what its gradients have in common.
+    found = tiling.attention_hopper(*padded, r, vectors=0, numbers=3, bias=False)
     if found is None:
         raise ValueError(f'attention: k={k} and v={v} at {r} query heads a group; expected heads that mosaic_gpu takes')
     return found
@@ -187,10 +190,16 @@ def linear_attention(
     if implementation == 'reference':
         return CallCost(model, model)
     c = _chunk('linear_attention', implementation, b, t, h, k, v, decay)
-    within = 2 * c * (k * (tiling.HALVES + 1 if decay == 'vector' and implementation == 'mosaic_gpu' else 1) + v)
+    halved = implementation == 'mosaic_gpu' and decay == 'vector'
+    found, pulled = halved_products() if halved else (1, 4)
+    within = 2 * c * (found * k + v)
     exponentials = _exponentials('linear_attention', implementation, c, decay, k)
     ahead = Cost(steps * (4 * state + within), moved, steps * exponentials[0])
-    if implementation == 'mosaic_gpu':
+    if halved:
+        # The states again, their gradients and, through the weights, those of values, queries and keys.
+        within_back = 2 * c * ((found + pulled) * k + 2 * v)
+        back = Cost(steps * (10 * state + within_back), moved_back, steps * exponentials[1])
+    elif implementation == 'mosaic_gpu':
         # The states again, their gradients, and those of values, queries and keys through the outputs.
         back = Cost(steps * (10 * state + 5 * within), moved_back, 2 * steps * exponentials[1])
     else:
@@ -206,17 +215,19 @@ def delta_rule(
     k: int,
     v: int,
     decay: str | None = None,
+    erase: bool = False,
     itemsize: int = 2,
     implementation: str = 'reference',
 ) -> CallCost:
     """A step decays the state, `k v` operations, reads it for its key, writes, and reads it for its query, `2 k v`
     each.
 
-    In chunks of c steps each also has the products with the others and its part of a triangular inverse.
+    `erase` are keys of their own that the state is read for. In chunks of c steps each also has the products with the
+    others and its part of a triangular inverse.
     """
     steps, state = b * t * h, k * v
     numbers = {None: 0, 'scalar': 1, 'vector': k}[decay]
-    taken = steps * (itemsize * (2 * k + v) + 4 * (1 + numbers)) + 4 * b * h * state
+    taken = steps * (itemsize * ((2 + erase) * k + v) + 4 * (1 + numbers)) + 4 * b * h * state
     moved, moved_back = _moved(taken, steps * itemsize * v + 4 * b * h * state)
     per_step = (6 + (decay is not None)) * state + 2 * v
     per_step_back = 12 * state + 3 * state * (decay is not None) + 6 * v
@@ -224,8 +235,14 @@ def delta_rule(
     if implementation == 'reference':
         return CallCost(model, model)
     c = _chunk('delta_rule', implementation, b, t, h, k, v, decay)
-    within = 2 * c * (3 * k + 2 * v) + _inverse(c, implementation)
-    exponentials = _exponentials('delta_rule', implementation, c, decay, k)
+    products = 2 * _products(implementation, c, decay)
+    if implementation == 'mosaic_gpu' and decay == 'vector' and not erase:
+        # Else weights of keys that erase are found by themselves, as those of queries.
+        products = halved_products(erases=True)[0]
+    within = 2 * c * ((products + 1) * k + 2 * v) + _inverse(c, implementation)
+    # Kernels serve keys that erase by those of `diagonal_low_rank`.
+    kernels = 'diagonal_low_rank' if erase and implementation != 'xla' else 'delta_rule'
+    exponentials = _exponentials(kernels, implementation, c, decay, k)
     ahead = Cost(steps * (6 * state + within), moved, steps * exponentials[0])
     return CallCost(model, Passes(ahead, Cost(3 * ahead.flops, moved_back, steps * exponentials[1])))
 
@@ -256,17 +273,28 @@ def diagonal_low_rank(
     if implementation == 'reference':
         return CallCost(model, model)
     c = _chunk('delta_rule', implementation, b, t, h, k, v, decay)
-    # On Hopper, with decays of key channels, what reads takes for each key a product for every size of halves, one for
-    # the own keys, and the sums of log decays in two parts, as products too.
-    halved = implementation == 'mosaic_gpu' and decay == 'vector'
-    sums = 2 * (tiling.HALVES + 2)
-    products = tiling.HALVES + 1 + sums if halved else 1
-    within = 2 * c * (2 * keys * products * k + k + (2 * keys) * v) + _inverse(c, implementation)
-    exponentials = _exponentials('diagonal_low_rank', implementation, c, decay, k)
-    if halved:
-        exponentials = keys * sums * numbers + c, 2 * (keys * sums * numbers + c)
+    products = 2 * keys * _products(implementation, c, decay)
+    within = 2 * c * ((products + 1) * k + (2 * keys) * v) + _inverse(c, implementation)
+    exponentials = _exponentials('diagonal_low_rank', implementation, c, decay, k, keys)
     ahead = Cost(steps * ((4 + 2 * keys) * state + within), moved, steps * exponentials[0])
     return CallCost(model, Passes(ahead, Cost(3 * ahead.flops, moved_back, steps * exponentials[1])))
+
+
+def _products(implementation: str, c: int, decay: str | None) -> int:
+    """Products with the steps of a chunk of c that what reads takes for a key: by halves where channels have decays."""
+    if implementation == 'xla' or decay != 'vector':
+        return 1
+    return halved_products()[0] if implementation == 'mosaic_gpu' else c.bit_length() - 1
+
+
+def halved_products(*, erases: bool = False) -> tuple[int, int]:
+    """Products with the steps of a chunk that a step and key channel takes on Hopper at most, with a decay of its own.
+
+    In the kernel of weights, and in that of their gradients: for every size of halves, read by queries and, if they
+    erase, by keys, and once within blocks; and the sums of log decays in two parts, as products too.
+    """
+    sums, halves = 2 * (tiling.HALVES + 2), tiling.HALVES * (1 + erases)
+    return sums + halves + 1, sums + 2 * halves + 6
 
 
 def _moved(taken: int, given: int) -> tuple[int, int]:
@@ -283,21 +311,46 @@ PORTABLE_EXPONENTIALS = {
 each channel where they are vectors that decay moderately, forward and backward."""
 
 
-def _exponentials(core: str, implementation: str, c: int, decay: str | None, k: int) -> tuple[int, int]:
-    """The exponentials of a step in chunks of `c`, forward and backward."""
+def _exponentials(core: str, implementation: str, c: int, decay: str | None, k: int, keys: int = 1) -> tuple[int, int]:
+    """The exponentials of a step in chunks of `c`, forward and backward, where it writes under so many keys."""
     others, alone, channels, channels_back = PORTABLE_EXPONENTIALS[core]
     if implementation == 'xla':
         within = others * c + alone
         return {None: (0, 0), 'scalar': (within, within), 'vector': (channels * k, channels_back * k)}[decay]
-    within = {None: 0, 'scalar': 1, 'vector': k}[decay] * (3 if core == 'diagonal_low_rank' else 1) + c
+    if implementation == 'mosaic_gpu' and decay == 'vector':
+        # Of every size of halves and to both ends; queries of `diagonal_low_rank` and what else reads by themselves.
+        channels = k * (tiling.HALVES + 2) * (2 * keys if core == 'diagonal_low_rank' else 1)
+        return channels, 2 * channels
+    if implementation == 'mosaic_tpu':
+        return _exponentials_on_tpus(core, c, decay, k, keys)
+    within = {None: 0, 'scalar': 1}[decay] * (3 if core == 'diagonal_low_rank' else 1) + c
     return within, 2 * within
 
 
+def _exponentials_on_tpus(core: str, c: int, decay: str | None, k: int, keys: int) -> tuple[int, int]:
+    """Those of the kernels for TPUs."""
+    if core == 'linear_attention':
+        if decay != 'vector':
+            return c, c
+        # For every other step of a sub-block, twice backward, for every sub-block that reads, and to the ends of both.
+        blocks = c // tiling.SUBBLOCK
+        return k * (tiling.SUBBLOCK + blocks + 3), k * (2 * tiling.SUBBLOCK + blocks + 5)
+    # What reads before the state decays in its step has sums of its own.
+    apart = core == 'diagonal_low_rank'
+    if decay != 'vector':
+        within = (2 * c + 3 if apart else c + 2) if decay == 'scalar' else 0
+        return within, 2 * within
+    # For every size of halves those of what reads and of keys, and to both ends; backward once more without queries.
+    sizes = c.bit_length() - 1
+    within = (2 + keys) * sizes + 2 + apart
+    return k * within, k * (2 * within - sizes - apart)
+
+
 def _inverse(c: int, implementation: str) -> int:
-    """A step's part of the inverse of a chunk: by blocks in two products a size, each in three of 16 bits on Hopper."""
+    """A step's part of the inverse of a chunk: in kernels by blocks, two products a size, each in three of 16 bits."""
     if implementation == 'xla':
         return 2 * c * c // 3
-    return 4 * c * c * max(c.bit_length() - 2, 0) * (3 if implementation == 'mosaic_gpu' else 1)
+    return 4 * c * c * max(c.bit_length() - 2, 0) * 3
 
 
 def _chunk(core: str, implementation: str, b: int, t: int, h: int, k: int, v: int, decay: str | None) -> int:

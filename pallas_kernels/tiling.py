@@ -7,6 +7,7 @@ comments were measured on two CPU cores, float32.
 import dataclasses
 import functools
 import math
+from collections.abc import Collection
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +171,19 @@ def linear_attention_tpu(t: int, k: int, v: int, *, vector: bool) -> ChunkTile:
     steps = 64 if vector else 128
     most = max(1, 2**16 // (steps * max(k, v, 128)))
     return ChunkTile(steps=steps, group=steps * min(most, -(-t // steps)))
+
+
+def heads_tpu(b: int, h: int, counts: Collection[int], k: int, v: int) -> int:
+    """The heads of a program, up to four: of `h` heads that share arrays of `counts`, of each its own or one for all.
+
+    A chunk is a chain of products, and those of other heads fill the turns in which it waits. By the compiler's
+    schedule for a v5e, a chunk of linear attention or of the delta rule has between two fifths and three quarters of
+    the instructions that it has alone; of eight heads it has no fewer. The blocks of all of them are in VMEM, and two
+    programs are left for the cores of a TPU that has two.
+    """
+    most = min(b * h // 2, 2**16 // (max(k, 128) * max(v, 128)))
+    fit = (n for n in (4, 2) if n <= most and h % n == 0 and all(m == h or h // m % n == 0 for m in counts))
+    return next(fit, 1)
 
 
 PIPELINE_HOPPER = 4
@@ -405,6 +419,9 @@ def linear_scan_tpu(t: int, d: int, numbers: int) -> StreamTile:
 
 HALVES = 6
 """The sizes of the halves of a chunk, 1, 2, 4, ... steps, in kernels with decays of key channels on Hopper."""
+
+SUBBLOCK = 16
+"""Steps of a chunk of `linear_attention` on TPUs in whose scores decays of key channels enter one by one."""
 
 SELECTIVE_SCAN_SEGMENT = 8
 """The steps whose states a program of `selective_scan` holds in shared memory in its backward pass."""

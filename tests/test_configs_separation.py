@@ -19,14 +19,14 @@ def test_separation_of_every_form(argument):
 
 
 def test_forms_reach_the_layers():
-    assert isinstance(prepare(separation.get_config('')).model.norm, GlobalLayerNorm)
+    assert isinstance(prepare(separation.get_config('')).model.encoded_norm, GlobalLayerNorm)
     causal = prepare(separation.get_config('system=conv_tasnet,form=causal')).model
-    assert isinstance(causal.norm, CumulativeLayerNorm) and causal.blocks[0].conv.before == 2
+    assert isinstance(causal.encoded_norm, CumulativeLayerNorm) and causal.blocks[0].conv.before == 2
     for argument, expected in (('zoo=mha', False), ('zoo=mha,form=causal', True)):
         model = separation.get_config(argument).model
         assert model.stack.blocks[0].mixer.causal is model.causal is expected
     assert separation.get_config('zoo=mamba').model.causal
-    assert parameters(prepare(separation.get_config('size=full'))) == 5_049_650 - 128 * 512 - 128 - 1
+    assert parameters(prepare(separation.get_config('size=full'))) == 5_050_545 - 128 * 512 - 128
 
 
 @pytest.mark.parametrize(

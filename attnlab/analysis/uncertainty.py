@@ -23,7 +23,7 @@ from attnlab.quantize.layers import matrix_of_inputs
 from attnlab.runs.loading import Loaded, load_checked
 from attnlab.tables import Column, Interval, Printer, Table, digits, plus_minus
 from attnlab.tasks.language import TOKENIZER
-from attnlab.tasks.task import Textual
+from attnlab.tasks.task import Textual, same_rows
 from attnlab.train.cost import forward_flops_per_token
 
 COVERAGES = (1.0, 0.9, 0.8, 0.5)
@@ -199,7 +199,7 @@ def analyse_uncertainty(
     What is written of an ensemble is `analysis/<step>-uncertainty-ensemble.json`.
 
     Raises `UserError` for a run that predicts neither, for changed data unless `other_data` allows them, a split or
-    rows that do not exist, fewer than four rows, scores fitted to the split that is reported, an alpha or a level
+    rows that do not exist, fewer than four rows, scores fitted to the examples that are reported, an alpha or a level
     outside of (0, 1), a level that so few rows cannot promise, a second run of other labels or another tokenizer,
     members of other data or classes, and with `ema` runs without averages.
     """
@@ -208,6 +208,11 @@ def analyse_uncertainty(
     split = task.evaluated_split if split is None else split
     if fitted_split == split:
         raise UserError(f'--fitted_split is {split}, which is the split that is reported; scores are fitted to another')
+    if same_rows(task, fitted_split, split):
+        raise UserError(
+            f'--fitted_split is {fitted_split}, whose examples are those of {split}, the split that is reported: the '
+            'data have none for validation alone; scores are fitted to others, such as those of train'
+        )
     asked, trained = (stacked(loaded, *each) for each in ((split, rows, 4), (fitted_split, fitted, 2)))
     rows, fitted = len(asked['tokens']), len(trained['tokens'])
     if decay is not None:

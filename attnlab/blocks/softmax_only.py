@@ -86,7 +86,8 @@ class SoftmaxOnlyBlock(Mixer):
     The state is a cache of keys and values; a call that goes beyond its `length` gives NaN, and so does a position that
     has no temperature.
 
-    Raises `UserError` for sizes that do not divide, and for a row longer than there are temperatures.
+    Raises `UserError` for sizes that do not divide, a temperature that is not positive, and a row longer than there are
+    temperatures.
 
     Args:
       dim: model width.
@@ -119,6 +120,8 @@ class SoftmaxOnlyBlock(Mixer):
         implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
+        if temperature <= 0:
+            raise UserError(f'temperature of SoftmaxOnlyBlock is {temperature}; it must be positive')
         self.heads, self.channels = heads, head_channels(dim, heads)
         if position is not None:
             rotated_channels(self.channels, position.fraction)

@@ -54,6 +54,7 @@ def main(argv: list[str]) -> int:
 
     config = read_config(values, argv, 'sweep')
     from attnlab.sweep import launch
+    from attnlab.sweep.splits import said_of, without_own_split
     from attnlab.sweep.study import create_study
     from attnlab.tables import standard_output
     from attnlab.train.devices import check_processes
@@ -66,6 +67,8 @@ def main(argv: list[str]) -> int:
     if together and values.launcher == 'processes' and values.workers != 1:
         raise UserError(f'--workers is {values.workers}; several processes that run one trial together are one worker')
     study = create_study(folder, config, values.storage)
+    if without_own_split(study.sweep):
+        console.print(said_of('This sweep chooses and reports', 'its data set'), highlight=False)
     arguments = [f'--study={folder}', f'--compilation_cache={values.compilation_cache}']
     given = {name: values[name].value for name in HANDED_ON}
     arguments += [f'--{name}={value}' for name, value in given.items() if value is not None and value is not False]

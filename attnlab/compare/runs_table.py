@@ -36,8 +36,9 @@ def compare_runs(
     tolerance: float = 0.01,
     strict: bool = False,
 ) -> list[RunResult]:
-    """Prints a sentence a task and one table of runs, and writes them as `index.html` and `runs.csv`, with one figure
-    beside them, `runs.png` and `runs.svg`. Runs that differ only in seed are one row, with an interval over the seeds.
+    """Prints a sentence a task with what is not matched, and one table of runs, and writes them as `index.html` and
+    `runs.csv`, with one figure beside them, `runs.png` and `runs.svg`. Runs that differ only in seed are one row, with
+    an interval over the seeds.
 
     Raises `UserError` for what is no run, two runs of one name on one task and, when `strict`, for runs of one task
     that are not matched.
@@ -47,21 +48,25 @@ def compare_runs(
     results = over_seeds(distinctly_named([run_result(record, metric) for record in records], folders), seeds)
     groups = by_task(results)
     found = {task: equalities(group, tolerance) for task, group in groups.items()}
-    wrong = [f'{task}: {"; ".join(parts)}' for task, group in groups.items() if (parts := unequal(found[task], group))]
-    if strict and wrong:
-        raise UserError(f'the runs are not matched: {"; ".join(wrong)}')
+    wrong = {task: unequal(found[task], group) for task, group in groups.items()}
+    if strict and any(wrong.values()):
+        listed = (f'{task}: {"; ".join(parts)}' for task, parts in wrong.items() if parts)
+        raise UserError(f'the runs are not matched: {"; ".join(listed)}')
     for place, (task, group) in enumerate(groups.items()):
-        printer.line(f'{runs_opening(task, group, tolerance, place).sentence}\n')
+        printer.line(runs_opening(task, group, tolerance, place).sentence)
+        if len(group) > 1:
+            printer.line(f'Not matched: {"; ".join(wrong[task]) or "nothing"}.')
+        printer.line('')
     printer.table(_table(groups))
     printer.line(CAPTION)
-    summaries = {task: equality_summary(found[task], group) for task, group in groups.items()}
+    summaries = {task: equality_summary(found[task]) for task in groups}
     for task, summary in summaries.items():
         printer.line(f'{task}, {summary}')
     drawn = {
         (one.task, one.name): mean_curves([curves(records[place], one.metric) for place in places])
         for one, places in zip(results, seeds, strict=True)
     }
-    files.write(out / 'index.html', runs_page(groups, summaries, drawn, tolerance))
+    files.write(out / 'index.html', runs_page(groups, summaries, wrong, drawn, tolerance))
     files.write(out / 'runs.csv', runs_csv(groups))
     for suffix in ('png', 'svg'):
         draw_costs(groups, out / f'runs.{suffix}')

@@ -13,13 +13,13 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from attnlab.context import Context
+from attnlab.convert.plain import other_parts
 from attnlab.errors import UserError
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.mixers.softmax.latent import LatentAttention
 from attnlab.nn.decoupled import EliteRope
 from attnlab.nn.positions import Rope
 from attnlab.typing import Sequence
-from pallas_kernels import Softmax
 
 Chunks = tuple[tuple[int, ...], ...]
 """The pairs of channels that are rotated by position, a tuple for every head."""
@@ -102,12 +102,13 @@ def to_elite(mixer: Attention, chunks: Chunks, *, rank: int | None = None) -> La
 
 def _rope(mixer: Attention) -> Rope:
     """The rotary embedding of a mixer. Raises `UserError` unless it is plain multi-head softmax attention."""
-    rope, parts = mixer.position, (mixer.query_norm, mixer.temperature, mixer.forget, mixer.sink)
-    if not isinstance(rope, Rope) or rope.fraction != 1 or mixer.kv_heads != mixer.heads or mixer.weights != Softmax():
+    rope, others = mixer.position, other_parts(mixer)
+    if not isinstance(rope, Rope) or rope.fraction != 1 or mixer.kv_heads != mixer.heads:
         raise UserError('elite frequencies need softmax attention with as many key/value heads as heads, all rotary')
-    plain = all(part is None for part in (*parts, mixer.norm, mixer.gate, mixer.reach.window, mixer.query.bias))
-    if not plain or mixer.shifts:
-        raise UserError('elite frequencies need attention without window, biases, norms, gates and other parts')
+    if mixer.query.bias is not None:
+        others.append('bias')
+    if others:
+        raise UserError(f'elite frequencies need attention without other parts; this has {", ".join(others)}')
     return rope
 
 

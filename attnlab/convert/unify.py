@@ -19,6 +19,7 @@ from attnlab.blocks.block import Block
 from attnlab.blocks.residual import Plain
 from attnlab.blocks.unified import UnifiedBlocks
 from attnlab.context import Context
+from attnlab.convert.plain import other_parts
 from attnlab.errors import UserError
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.models.model import Model
@@ -55,6 +56,10 @@ def unified(model: Model, tokens: Tokens, *, layers: int = 4, begin: int = 0) ->
         made.append(block)
     for start in range(begin, len(blocks), layers):
         group = [_attention_block(block, index) for index, block in enumerate(blocks[start : start + layers], start)]
+        if len({(block.mixer.heads, block.mixer.kv_heads, block.mixer.key_dim) for block in group}) > 1:
+            raise UserError(
+                f'layers {start} to {start + len(group) - 1} have other heads; those of a group share their weights'
+            )
         targets = []
         for index, block in enumerate(group, start):
             _check(block, base, ctx, index)
@@ -77,9 +82,12 @@ def unified(model: Model, tokens: Tokens, *, layers: int = 4, begin: int = 0) ->
 
 
 def _attention_block(block: nnx.Module, index: int) -> Any:
-    if isinstance(block, Block) and isinstance(block.mixer, Attention) and block.mixer.reach.causal:
-        return block
-    raise UserError(f'layer {index} is {type(block).__name__}; only causal attention blocks can share weights')
+    if not isinstance(block, Block) or not isinstance(block.mixer, Attention) or not block.mixer.reach.causal:
+        raise UserError(f'layer {index} is {type(block).__name__}; only causal attention blocks can share weights')
+    others = other_parts(block.mixer)
+    if others:
+        raise UserError(f'layer {index} is attention with {", ".join(others)}; only plain attention can share weights')
+    return block
 
 
 def _joined(blocks: list[Any]) -> UnifiedBlocks:

@@ -80,10 +80,13 @@ class Anomalies:
             )
 
     def load_data(self, setup: Setup) -> None:
-        """Draws the disturbances. Raises `UserError` for a task of another kind."""
+        """Draws the disturbances. Raises `UserError` for a task of another kind, and a split that no window fits."""
         if not isinstance(setup.task, Imputation):
             raise UserError(f'Anomalies needs a model that fills gaps; the task is {type(setup.task).__name__}')
-        self.disturbances.draw(scaled(setup.task.data).split(self.split))
+        series = scaled(setup.task.data)
+        self.disturbances.draw(series.split(self.split))
+        for split in ('train', self.split):
+            self._reading(series, split, setup.length, 0)
 
     def evaluate(self, setup: Setup, variables: nnx.State) -> Detections:
         """Returns how well every score finds the disturbances."""
@@ -105,7 +108,7 @@ class Anomalies:
         scored = {score: np.zeros(len(values)) for score in (MODEL, *FILLINGS)}
         program = _program(setup)
         for place in range(self.count):
-            source = Gapped(series, split, setup.length, Grating(place, self.count, self.span), stride=setup.length)
+            source = self._reading(series, split, setup.length, place)
             filled: list[np.ndarray] = []
             with ordered_batches(source, batch_size=setup.rows_of_part) as batches:
                 for batch in batches:
@@ -119,6 +122,10 @@ class Anomalies:
                     apart = np.mean(np.square(predicted - row['targets'], dtype=np.float64), axis=1)
                     scored[score][first + gone] = apart[gone]
         return scored | {'distance_to_mean': np.mean(np.square(values, dtype=np.float64), axis=1)}
+
+    def _reading(self, series: Scaled, split: str, length: int, place: int) -> Gapped:
+        """All windows of a split, side by side, with the gaps of one of the readings."""
+        return Gapped(series, split, length, Grating(place, self.count, self.span), stride=length)
 
 
 def with_rows(series: Scaled, split: str, values: Float[np.ndarray, 'n v']) -> Scaled:

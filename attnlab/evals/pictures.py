@@ -158,10 +158,10 @@ class ReceptiveField:
             raise UserError(f'count of ReceptiveField is {self.count}; it must be at least 1')
 
     def load_data(self, setup: Setup) -> None:
-        """Loads the split. Raises `UserError` for a task of another kind."""
+        """Loads the split. Raises `UserError` for a task of another kind, and tokens on no grid of two axes."""
         if not isinstance(setup.task, ImageTask):
             raise UserError(f'ReceptiveField is of models of images; the task is {type(setup.task).__name__}')
-        setup.task.data.rows(self.split)
+        _grid(setup.model, _batch(setup.task, setup.length, self.split, 1))
 
     def evaluate(self, setup: Setup, variables: nnx.State) -> Field:
         """Returns the field. Raises `UserError` for a model whose tokens lie on no grid of two axes."""

@@ -37,11 +37,14 @@ def write_results(experiment: Experiment, facts: Mapping[str, Any], key: str, it
 
 
 def written_results(experiment: Experiment) -> dict[str, Any]:
-    """What `write_results` wrote. Raises `UserError` where it never did."""
+    """What `write_results` wrote. Raises `UserError` where it never did, and where that was damaged since."""
     path = experiment.folder / 'results' / f'{experiment.size}.json'
     if not path.exists():
         raise UserError(f'nothing of {experiment.folder.name} has been measured at size {experiment.size}')
-    return json.loads(path.read_text())
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f'{path} is not what was written there: {error}; restore it, or run the experiment') from error
 
 
 def write_figure(experiment: Experiment, figure: Figure) -> None:

@@ -69,7 +69,9 @@ def run_experiment(experiment: Experiment, workdirs: pathlib.Path, command: str,
             outcome = loop.STOPPED
             break
         files.write(workdir / MEASURED, json.dumps(files.finite(measured), allow_nan=False) + '\n')
-    report_experiment(experiment, workdirs, command, console)
+    # Of one that was stopped in its first run nothing is there to report.
+    if outcome == loop.FINISHED or any((experiment.workdir(each, workdirs) / MEASURED).exists() for each in runs):
+        report_experiment(experiment, workdirs, command, console)
     return outcome
 
 

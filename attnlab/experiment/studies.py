@@ -118,8 +118,7 @@ def report_studies(experiment: Experiment, workdirs: pathlib.Path, command: str,
     """Writes the results, the figure, the README's tables and the pages.
 
     Where no study is here, the figure and the tables are made again from `results/SIZE.json`, with what trivial
-    predictors reach where it has none. Raises `UserError` where
-    there is neither, and for a study not begun.
+    predictors reach where it has none. Raises `UserError` where there is neither, and for a study without a trial.
     """
     folders = _folders(experiment, workdirs)
     if not any(folder.exists() for folder in folders):
@@ -131,9 +130,9 @@ def report_studies(experiment: Experiment, workdirs: pathlib.Path, command: str,
         _report(experiment, whole, experiment.root(workdirs))
         console.print(f'written: {experiment.folder}/README.md, results/{experiment.size}.png')
         return
-    missing = [folder for folder in folders if not (folder / 'sweep.json').exists()]
+    missing = [folder for folder in folders if not _begun(folder)]
     if missing:
-        raise UserError(f'{missing[0]} is not a study yet: run the experiment first')
+        raise UserError(f'{missing[0]} is no study with a trial yet: run the experiment first')
     reports: dict[str, Any] = {}
     studies: list[Measurements] = []
     for report in dict.fromkeys(folder.parent for folder in folders):
@@ -279,10 +278,14 @@ def _run(study: Study, workers: int, console: Console) -> None:
         files.write(path, json.dumps(before + time.perf_counter() - began))
 
 
+def _begun(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The trials of a study that have been prepared, in order."""
+    return sorted(path.parent for path in folder.glob('trials/*/run.json'))
+
+
 def _made(folder: pathlib.Path) -> Measurements:
     """What a study was made with, for `provenance`; where what ran it was killed each time, it left no time."""
-    trial = next(path for path in sorted((folder / 'trials').iterdir()) if (path / 'run.json').exists())
-    made = {**read_record(trial).facts, 'cores': os.cpu_count()}
+    made = {**read_record(_begun(folder)[0]).facts, 'cores': os.cpu_count()}
     path = folder / SECONDS
     return {'made': made, 'seconds': json.loads(path.read_text()) if path.exists() else None}
 

@@ -1,22 +1,24 @@
 """Attention to the tokens of the call or of a cache, by a kernel or by full rows of weights."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 
 from attnlab.context import PADDING, Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
-from attnlab.functional.cache import ForgettingEntries, KeyValueCache, extend, overflown
+from attnlab.functional.cache import Entries, ForgettingEntries, KeyValueCache, extend, overflown
 from attnlab.functional.dense import DenseMap, dense_attention
 from attnlab.functional.penalty import Penalised, penalised
 from attnlab.functional.reach import Placed, Reach
 from attnlab.functional.recurrences import state_dtype
-from attnlab.typing import Heads, Keys, Queries, Values
+from attnlab.typing import Heads, Keys, Queries, Segments, Values
 from pallas_kernels import Softmax, WeightMap
+from pallas_kernels.attention.problem import rounded_off
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,14 +78,53 @@ def look(
     if cache is None:
         here = Placed(places, new.segments)
         return View(new, here, here, reach, ctx, log_forget, None)
-    if log_forget is not None:
-        new = ForgettingEntries(new.keys, new.values, new.segments, -jnp.cumsum(log_forget, axis=1))
     queries = Placed(cache.consumed + places, new.segments)
-    entries, kept, cache = extend(cache, new, reach)
-    if log_forget is not None:  # The gates of this call apply to all keys as seen by later tokens.
-        forgotten = cache.entries.forgotten + jnp.sum(log_forget, axis=1, keepdims=True)
-        cache = cache._replace(entries=cache.entries._replace(forgotten=forgotten))
+    if log_forget is None:
+        entries, kept, cache = extend(cache, new, reach)
+    else:
+        entries, kept, cache = _extend_gated(cache, new, log_forget, reach)
     return View(entries, queries, Placed(kept, entries.segments), reach, ctx, log_forget, cache)
+
+
+class _Gated(NamedTuple):
+    """The entries of a call with forget gates, of its own tokens and of those before.
+
+    Attributes:
+      keys: as in `Entries`, with the other two.
+      values: likewise.
+      segments: likewise.
+      forgotten: what is added to a key's scores besides the gates of the call up to the query.
+      rest: what rounding took from it.
+      later: `forgotten` of `ForgettingEntries` after the call.
+    """
+
+    keys: Keys
+    values: Values
+    segments: Segments
+    forgotten: Float[Array, 'b s h']
+    rest: Float[Array, 'b s h']
+    later: Float[Array, 'b s h']
+
+
+def _extend_gated(
+    cache: KeyValueCache, new: Entries, log_forget: Float[Array, 'b t h'], reach: Reach
+) -> tuple[_Gated, Int[Array, 's'], KeyValueCache]:
+    """Appends tokens with forget gates, as `extend` does."""
+    keys, values, segments, forgotten = cache.entries
+    after = forgotten + jnp.sum(log_forget, axis=1, keepdims=True)
+    old = _Gated(keys, values, segments, forgotten, jnp.zeros_like(forgotten), after)
+    since, rest = _sums(log_forget)
+    # Of the tokens after each: shifted, since a large gate taken away again would leave its rounding.
+    later = jnp.pad(jax.lax.cumsum(log_forget, axis=1, reverse=True), ((0, 0), (0, 1), (0, 0)))[:, 1:]
+    entries, kept, cache = extend(cache._replace(entries=old), _Gated(*new, -since, -rest, later), reach)
+    keys, values, segments, *_, later = cache.entries
+    return entries, kept, cache._replace(entries=ForgettingEntries(keys, values, segments, later))
+
+
+def _sums(log_forget: Float[Array, 'b t h']) -> tuple[Float[Array, 'b t h'], Float[Array, 'b t h']]:
+    """The sums of the gates of a call up to each token, and what rounding took from them."""
+    total = jnp.cumsum(log_forget, axis=1)
+    return total, rounded_off(log_forget, total, jnp.zeros((*log_forget.shape[:2], 1), bool))
 
 
 def attend(
@@ -122,7 +163,7 @@ def attend(
       o, `b t h v`; NaN where more tokens came than the cache holds.
 
     Raises:
-      UserError: for an argument that the weight map does not support.
+      UserError: for an argument that the weight map does not support, such as the name of a kernel for whole rows.
     """
     if isinstance(weights, Penalised):
         weights.check(scale=scale, slopes=slopes, bias=bias, log_forget=view.log_forget, sink_scores=sink_scores)
@@ -130,6 +171,11 @@ def attend(
     if not isinstance(weigh, WeightMap):
         if not (scale is None and view.log_forget is None and sink_scores is None):
             raise ValueError('maps of whole rows take neither a scale, nor forget gates, nor scores of a sink')
+        if implementation not in (None, 'reference', 'xla'):
+            raise UserError(
+                f'{type(weigh).__name__} needs whole rows and has no form {implementation!r}; implementation is to be '
+                "None, 'reference' or 'xla'"
+            )
         y = dense_attention(
             weigh,
             q,
@@ -195,8 +241,10 @@ def _penalty(
 def _cache_bias(bias: Float[Array, '#b #h t s'] | None, view: View, q: Queries) -> Float[Array, '#b #h t s']:
     """The bias of the scores of a cache: minus infinity out of reach, so that every weight map applies."""
     if view.log_forget is not None:
-        since = jnp.moveaxis(jnp.cumsum(view.log_forget, axis=1), 1, 2)[..., None]
-        bias = (since if bias is None else bias + since) + jnp.moveaxis(view.entries.forgotten, 1, 2)[:, :, None]
+        since, rest = (jnp.moveaxis(each, 1, 2)[..., None] for each in _sums(view.log_forget))
+        forgotten, lost = (jnp.moveaxis(each, 1, 2)[:, :, None] for each in (view.entries.forgotten, view.entries.rest))
+        between = (since + forgotten) + (rest + lost)
+        bias = between if bias is None else bias + between
     if bias is None:
         bias = jnp.zeros((1, 1, 1, 1), state_dtype(q.dtype))
     return jnp.where(view.reach.within(view.queries.places, view.keys.places)[None, None], bias, -jnp.inf)

@@ -18,7 +18,7 @@ class ScoreRows(NamedTuple):
     Attributes:
       scores: zero where not visible.
       visible: whether the query may see the key.
-      limits: the scores that keys of the same norm would have in the query's direction, `scale |q_i| |k_j|`.
+      limits: the scores that keys of the same norm would have in the query's direction, `scale |q_i| |k_j| + bias_ij`.
       own: which of the keys is that of the query's own token, visible or not.
     """
 
@@ -47,15 +47,16 @@ def dense_attention(
     """Returns `o_i = sum_j w_ij v_j`, with weights from the scores `temperature_i q_i . k_j / sqrt(k) + bias_ij`."""
     dtype = jnp.promote_types(q.dtype, jnp.float32)
     repeats = q.shape[2] // k.shape[2]
-    wide_q, wide_k = (q * q.shape[-1] ** -0.5).astype(dtype), jnp.repeat(k, repeats, axis=2).astype(dtype)
+    wide_q, wide_k = q.astype(dtype) * q.shape[-1] ** -0.5, jnp.repeat(k, repeats, axis=2).astype(dtype)
     if temperature is not None:
         wide_q = wide_q * temperature.astype(dtype)[..., None]
     scores = jnp.einsum('bthk,bshk->bhts', wide_q, wide_k)
-    seen = jnp.broadcast_to(visible[:, None], scores.shape)
-    if bias is not None:
-        scores = scores + jnp.broadcast_to(bias.astype(dtype), scores.shape)
     lengths = (jnp.moveaxis(_length(x), 1, 2) for x in (wide_q, wide_k))
     limits = jnp.einsum('bht,bhs->bhts', *lengths)
+    if bias is not None:
+        wide_bias = jnp.broadcast_to(bias.astype(dtype), scores.shape)
+        scores, limits = scores + wide_bias, limits + wide_bias
+    seen = jnp.broadcast_to(visible[:, None], scores.shape)
     weights = weigh(ScoreRows(jnp.where(seen, scores, 0), seen, limits, own), key)
     return jnp.einsum('bhts,bshv->bthv', weights.astype(v.dtype), jnp.repeat(v, repeats, axis=2))
 

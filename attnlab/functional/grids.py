@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.functional.rotary import frequencies
 
 Grid = tuple[int, int] | tuple[int, int, int]
 """Sizes of the axes, `(height, width)` or `(depth, height, width)`."""
@@ -94,7 +95,7 @@ def axial_angles(
     For place `p` on an axis and `n` channels an axis these are `p base^(-2 i / n)`, `0 <= i < n / 2`; `inclusive`, they
     are `p base^(-i / (n / 2 - 1))`, down to `p / base`. With a `span` an axis of any number `s` of places covers what
     `span` places do: `p` is `(i + 1/2) span / s - 1/2` for the place `i`.
-    Raises `UserError` unless the channels are a multiple of twice the number of axes.
+    Raises `UserError` unless the channels are a multiple of twice the number of axes, and the base is positive.
     """
     axes = len(grid)
     if channels % (2 * axes):
@@ -104,5 +105,5 @@ def axial_angles(
     if span is not None:
         places = (places + 0.5) * (span / jnp.asarray(grid, dtype))[None] - 0.5
     lowest = max(channels // axes - 2, 1) if inclusive else channels // axes
-    angles = places[:, :, None] * (base ** (-pairs / lowest))[None, None]
+    angles = places[:, :, None] * frequencies(pairs, lowest, base)[None, None]
     return angles.reshape(places.shape[0], channels // 2)

@@ -1,11 +1,65 @@
 """Inverses of matrices by Newton's iteration."""
 
+import dataclasses
 import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Bool, Float
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedStep:
+    """Begins at `1.8 P / largest^2`, of the largest sum of a row of `P`; gradients are those of the inverse.
+
+    As the code released with Lu et al. 2021, https://arxiv.org/abs/2110.11945, for SOFT.
+    """
+
+    def __call__(
+        self,
+        matrix: Float[Array, 'b h n n'],
+        largest: Float[Array, 'b h #n'],
+        together: Bool[Array, '#b #h n n'] | None,
+        iterations: int,
+    ) -> Float[Array, 'b h n n']:
+        """Returns what is near the inverse of every block of `matrix`; `together` says which rows are of one."""
+        del together
+        return newton_inverse(matrix, (1.8 / largest**2)[..., None], iterations)
+
+
+FIXED = FixedStep()
+
+
+@dataclasses.dataclass(frozen=True)
+class BacktrackedStep:
+    """Begins at `step P`, `step` first `2 / largest^2`, halved up to ten times while it is too long.
+
+    That is while the largest sum of a column of `|I - step P^2|` is above 1.01. Gradients are those of the iterations.
+
+    As the code released with Lu et al. 2024, https://arxiv.org/abs/2207.03341, for SOFT++, but for every block, where
+    it is for the whole batch. Where the largest sum is an eigenvalue, as of a block of one, what it ends at lacks that.
+    """
+
+    def __call__(
+        self,
+        matrix: Float[Array, 'b h n n'],
+        largest: Float[Array, 'b h #n'],
+        together: Bool[Array, '#b #h n n'] | None,
+        iterations: int,
+    ) -> Float[Array, 'b h n n']:
+        """Returns what is near the inverse of every block of `matrix`; `together` says which rows are of one."""
+        first = jnp.broadcast_to(2 / largest**2, matrix.shape[:-1])[..., None]
+        one, square = jnp.eye(matrix.shape[-1], dtype=matrix.dtype), jax.lax.stop_gradient(_product(matrix, matrix))
+
+        def halved(_: Any, step: Array) -> Array:
+            sums = jnp.sum(jnp.abs(one[None, None] - step * square), axis=-2, keepdims=True)
+            worst = jnp.max(sums if together is None else jnp.where(together, sums, 0), axis=-1, keepdims=True)
+            return jnp.where(worst > 1.01, step / 2, step)
+
+        start = jax.lax.stop_gradient(first)
+        return _iterated(matrix, first * (jax.lax.fori_loop(0, 10, halved, start) / start), iterations)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

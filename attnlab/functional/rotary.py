@@ -15,10 +15,18 @@ def rotary_angles(
 ) -> Float[Array, 'b t r']:
     """Returns `positions * base^(-2 r / channels)` in radians, for the `channels / 2` pairs `r`.
 
-    They are computed in `dtype`, float32 or wider: bfloat16 cannot tell positions apart beyond 256.
+    They are computed in `dtype`, float32 or wider: bfloat16 cannot tell positions apart beyond 256. Raises `UserError`
+    for a base that is not positive.
     """
     pairs = jnp.arange(0, channels, 2, dtype=dtype)
-    return positions[..., None].astype(dtype) * (base ** (-pairs / channels))[None, None]
+    return positions[..., None].astype(dtype) * frequencies(pairs, channels, base)[None, None]
+
+
+def frequencies(pairs: Float[Array, ' r'], channels: int, base: float) -> Float[Array, ' r']:
+    """Returns `base^(-pairs / channels)`. Raises `UserError` for a base that is not positive."""
+    if base <= 0:
+        raise UserError(f'base is {base}; positions are turned at powers of it, so it must be positive')
+    return base ** (-pairs / channels)
 
 
 def rotate(
@@ -34,7 +42,7 @@ def rotate(
     The first `fraction` of the channels are rotated, the others are unchanged. A pair is `(c, c + n/2)` of the `n`
     rotated ones, or `(2c, 2c + 1)` when `interleaved`: the same up to the order of channels, but not interchangeable
     once trained. The rotation is in float32 or wider, the result in the type of `x`.
-    Raises `UserError` when the rotated channels are not an even, positive whole number.
+    Raises `UserError` when the rotated channels are not an even, positive whole number, and as `rotary_angles` does.
     Su et al. 2021, https://arxiv.org/abs/2104.09864.
     """
     rotated = rotated_channels(x.shape[-1], fraction)
@@ -62,8 +70,7 @@ def rotate_by_angles(
 
 def rotated_channels(channels: int, fraction: float) -> int:
     """Returns how many of `channels` are rotated. Raises `UserError` unless that is an even, positive whole number."""
-    if not 0 < fraction <= 1:
-        raise UserError(f'fraction is {fraction}; rotary positions turn a share of the channels above 0, up to 1')
+    check_share(fraction)
     rotated = round(channels * fraction, 6)
     if rotated != round(rotated) or round(rotated) % 2:
         raise UserError(
@@ -71,3 +78,9 @@ def rotated_channels(channels: int, fraction: float) -> int:
             f'that must be an even whole number: choose dim, heads or key_dim so'
         )
     return round(rotated)
+
+
+def check_share(fraction: float) -> None:
+    """Raises `UserError` for a share of the channels that is none, or above all."""
+    if not 0 < fraction <= 1:
+        raise UserError(f'fraction is {fraction}; rotary positions turn a share of the channels above 0, up to 1')

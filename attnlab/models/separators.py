@@ -152,10 +152,10 @@ class ConvTasNet(Separator):
 
         z = prelu(sum_i skip_i);   block i of a repeat has dilation 2^i
 
-    Of frames it sees `1 + repeats (width - 1) (2^blocks - 1)`, centred, or causal with a norm that is. As the code
-    that its authors released, the transform is linear, without an intercept, and the norm comes after the map to `dim`;
-    the last block has no map to the next, which nothing would read. Luo and Mesgarani 2019,
-    https://arxiv.org/abs/1809.07454.
+    The first block reads `norm(w) B + c`. Of frames it sees `1 + repeats (width - 1) (2^blocks - 1)`, centred, or
+    causal with a norm that is. As in the code that its authors released, https://github.com/naplab/Conv-TasNet, the
+    transform is linear, without an intercept; the last block has no map to the next, which nothing would read. Luo and
+    Mesgarani 2019, https://arxiv.org/abs/1809.07454.
 
     Args:
       vocab: number of sources.
@@ -195,8 +195,8 @@ class ConvTasNet(Separator):
         rngs: nnx.Rngs,
     ):
         super().__init__(vocab, skip, features, frame, activation, dtype, rngs)
-        self.bottleneck = Linear(features, dim, axes=('mlp', 'embed'), rngs=rngs)
-        self.norm = norm(dim, rngs=rngs)
+        self.encoded_norm = norm(features, rngs=rngs)
+        self.bottleneck = Linear(features, dim, bias=True, axes=('mlp', 'embed'), rngs=rngs)
         count = blocks * repeats
         self.blocks = nnx.List(
             [
@@ -224,7 +224,7 @@ class ConvTasNet(Separator):
     def reading(self, encoded: Float[Array, 'b k f'], ctx: Context) -> Iterator[Stage]:
         """What blocks hand on, one after the other, and their sum, rectified."""
         del ctx
-        x = self.norm(self.bottleneck(encoded))
+        x = self.bottleneck(self.encoded_norm(encoded))
         yield Stage('bottleneck', x)
         skips: list[Array] = []
         for index, block in enumerate(self.blocks):

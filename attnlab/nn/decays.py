@@ -14,6 +14,7 @@ from attnlab.functional.discretize import inverse_softplus, log_uniform
 from attnlab.functional.recomputed import recomputed, recomputed_method
 from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
+from attnlab.nn.heads import head_channels
 from attnlab.nn.parameter import param
 from attnlab.nn.positions import Alibi
 from attnlab.nn.projections import Linear
@@ -70,6 +71,23 @@ class LowRankDecay(Module):
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t h k']:
         return fading(self.up(self.down(x)), self.temperature).reshape(*x.shape[:2], self.heads, -1)
+
+
+class ChannelDecay(Module):
+    """A decay for every key channel, or every slot, `logsigmoid(x W) / temperature`, in float32 or better.
+
+    The decay of gated slot attention: Zhang et al. 2024, https://arxiv.org/abs/2409.07146. Raises `UserError` for a
+    temperature that is not positive.
+    """
+
+    def __init__(self, dim: int, *, heads: int, key_dim: int, temperature: float = 8.0, rngs: nnx.Rngs):
+        if temperature <= 0:
+            raise UserError(f'temperature of ChannelDecay is {temperature}; it must be positive')
+        self.heads, self.temperature = heads, temperature
+        self.linear = Linear(dim, heads * key_dim, rngs=rngs)
+
+    def __call__(self, x: Sequence) -> Float[Array, 'b t h k']:
+        return fading(self.linear(x), self.temperature).reshape(*x.shape[:2], self.heads, -1)
 
 
 def fading(logits: Float[Array, '*b f'], temperature: float) -> Float[Array, '*b f']:
@@ -158,3 +176,18 @@ class ForgetGate(Module):
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t h']:
         return jax.nn.log_sigmoid(self.linear(x).astype(state_dtype(x.dtype)))
+
+
+class ScaledForgetGate(ForgetGate):
+    """`ForgetGate` divided by the root of `dim / heads`, as the scores that it is added to are, in float32 or better.
+
+    So PaTH has it in its released code: Yang et al. 2025, https://arxiv.org/abs/2505.16381. Raises `UserError` for
+    heads that do not divide the width.
+    """
+
+    def __init__(self, dim: int, *, heads: int, rngs: nnx.Rngs):
+        super().__init__(dim, heads=heads, rngs=rngs)
+        self.scale = head_channels(dim, heads) ** -0.5
+
+    def __call__(self, x: Sequence) -> Float[Array, 'b t h']:
+        return self.scale * super().__call__(x)

@@ -11,7 +11,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from attnlab.errors import UserError
-from attnlab.functional.rotary import rotary_angles, rotate, rotate_by_angles
+from attnlab.functional.rotary import check_share, rotary_angles, rotate, rotate_by_angles
 from attnlab.signature import checked_fields
 from attnlab.typing import Positions
 
@@ -28,7 +28,12 @@ class DecoupledRope:
     ratio: float = 0.5
 
     def split(self, channels: int) -> tuple[int, int]:
-        """Returns the numbers of unrotated channels of a query or key, those of the head, and of rotated channels."""
+        """Returns the numbers of unrotated channels of a query or key, those of the head, and of rotated channels.
+
+        Raises `UserError` for a ratio that is not positive.
+        """
+        if self.ratio <= 0:
+            raise UserError(f'ratio is {self.ratio}; it says how many channels come to those of a head: above 0')
         return channels, max(2, 2 * round(self.ratio * channels / 2))
 
     def keys(self, heads: int) -> int:
@@ -81,10 +86,13 @@ class EliteRope:
     def split(self, channels: int) -> tuple[int, int]:
         """Returns the numbers of unrotated and rotated channels of a query or key, which add up to those of the head.
 
-        Raises `UserError` unless all heads rotate the same number of pairs, distinct and within range.
+        Raises `UserError` unless all heads rotate the same number of pairs, distinct and within range, and for a
+        fraction that is none, or above all.
         """
         if channels % 2:
             raise UserError(f'a head of {channels} channels cannot be rotated in pairs; it must have an even number')
+        if self.chunks is None:
+            check_share(self.fraction)
         pairs = channels // 2
         kept = max(1, round(self.fraction * pairs)) if self.chunks is None else len(self.chunks[0])
         for chunks in self.chunks or ():

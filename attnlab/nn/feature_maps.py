@@ -169,6 +169,38 @@ class Hedgehog(Module):
         return _both_signs(q, self.query, self.query_bias), _both_signs(k, self.key, self.key_bias)
 
 
+class JointHedgehog(Module):
+    """Learned maps of queries and of keys, the same for all heads: `f(x) = softmax([2 y, -2 y])`, `y = x W + c`.
+
+    One softmax over features and negatives together, as flash-linear-attention has it for `Hedgehog`. `W` is square and
+    starts as the identity, `c` at zero. The softmax is in float32 or better.
+    """
+
+    def __init__(self, key_dim: int, *, heads: int, rngs: nnx.Rngs):
+        del heads
+        zeros = nnx.initializers.zeros
+        self.query, self.key = (param(_identities, (key_dim, key_dim), axes=(None, None), rngs=rngs) for _ in range(2))
+        self.query_bias, self.key_bias = (
+            param(zeros, (key_dim,), axes=(None,), group='vector', rngs=rngs) for _ in range(2)
+        )
+
+    def features(
+        self, q: Queries, k: Keys, positions: Positions
+    ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
+        """Returns the features of queries and of keys, twice as many as there are channels."""
+        del positions
+        return (
+            _joint_softmax(q @ self.query[...].astype(q.dtype), self.query_bias[...]),
+            _joint_softmax(k @ self.key[...].astype(k.dtype), self.key_bias[...]),
+        )
+
+
+@recomputed
+def _joint_softmax(mapped: Float[Array, 'b t h k'], bias: Float[Array, ' k']) -> Float[Array, 'b t h m']:
+    wide = 2 * (mapped.astype(state_dtype(mapped.dtype)) + jnp.broadcast_to(bias, mapped.shape))
+    return jax.nn.softmax(jnp.concatenate([wide, -wide], axis=-1)).astype(mapped.dtype)
+
+
 class SignedExponentials(Module):
     """Learned maps of queries and of keys, one for every head: `f(x) = [exp(x W), exp(-x W)]`.
 
@@ -205,7 +237,7 @@ def _exponentials(mapped: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
 
 def _identities(key: Array, shape: Shape[int], dtype: DTypeLike) -> Array:
     del key
-    return jnp.broadcast_to(jnp.eye(shape[1], dtype=dtype)[None], tuple(shape))
+    return jnp.broadcast_to(jnp.eye(shape[-1], dtype=dtype), tuple(shape))
 
 
 def _mapped(x: Float[Array, 'b t h k'], weight: nnx.Param) -> Float[Array, 'b t h m']:
@@ -384,11 +416,48 @@ class SquaredProduct(Module):
     def _squares(
         self, x: Float[Array, 'b t h k'], scale: Float[Array, 'h k'], bias: Float[Array, 'h k']
     ) -> Float[Array, 'b t h m']:
-        wide = x.astype(state_dtype(x.dtype))
-        centred = wide - jnp.mean(wide, axis=(-2, -1), keepdims=True)
-        inverse = jax.lax.rsqrt(jnp.mean(jnp.square(centred), axis=(-2, -1), keepdims=True) + self.eps)
-        gain, shift = (a.astype(wide.dtype)[None, None] for a in (scale, bias))
-        return pairs(centred * inverse * gain + shift) * x.shape[-1] ** -0.5
+        return _normed_pairs(x, scale, bias, (-2, -1), self.eps)
+
+
+class HeadSquaredProduct(Module):
+    """`SquaredProduct` whose norm is of every head, with one gain and bias for all heads, of queries and keys alike.
+
+    So it is in flash-linear-attention. Aksenov et al. 2024, https://arxiv.org/abs/2402.10644.
+    """
+
+    def __init__(self, key_dim: int, *, heads: int, eps: float = 1e-5, rngs: nnx.Rngs):
+        del heads
+        self.eps = eps
+        ones, zeros = nnx.initializers.ones, nnx.initializers.zeros
+        self.scale, self.bias = (
+            param(start, (key_dim,), axes=(None,), group='vector', rngs=rngs) for start in (ones, zeros)
+        )
+
+    def features(
+        self, q: Queries, k: Keys, positions: Positions
+    ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
+        """Returns the features of queries and of keys."""
+        del positions
+        return self._squares(q), self._squares(k)
+
+    @recomputed_method
+    def _squares(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
+        return _normed_pairs(x, self.scale[...][None], self.bias[...][None], -1, self.eps)
+
+
+def _normed_pairs(
+    x: Float[Array, 'b t h k'],
+    scale: Float[Array, '#h k'],
+    bias: Float[Array, '#h k'],
+    axes: int | tuple[int, int],
+    eps: float,
+) -> Float[Array, 'b t h m']:
+    """`pairs` of `LayerNorm(x) * scale + bias`, the norm over `axes`, over the root of the channels."""
+    wide = x.astype(state_dtype(x.dtype))
+    centred = wide - jnp.mean(wide, axis=axes, keepdims=True)
+    inverse = jax.lax.rsqrt(jnp.mean(jnp.square(centred), axis=axes, keepdims=True) + eps)
+    gain, shift = (a.astype(wide.dtype)[None, None] for a in (scale, bias))
+    return pairs(centred * inverse * gain + shift) * x.shape[-1] ** -0.5
 
 
 class PositiveRandomFeatures(Module):

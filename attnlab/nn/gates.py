@@ -1,6 +1,7 @@
 """Gates of the output of a mixer, and of the input and state of a recurrence."""
 
 import math
+from collections.abc import Callable
 from collections.abc import Sequence as Shape
 from typing import NamedTuple, Protocol
 
@@ -191,17 +192,29 @@ class MemoryGates(Protocol):
 
 
 class WriteStrength(Module):
-    """How much a write replaces, `b = scale * sigmoid(x W)`, one number a head, in float32 or better.
+    """How much a write replaces, `b = scale * sigmoid(x W + c)`, one number a head, in float32 or better.
+
+    `c` is left out without `bias`.
 
     With a `scale` of 2 the delta rule has eigenvalues in `(-1, 1)` instead of `(0, 1)` along its keys, which lets it
     track states: Grazzi et al. 2025, https://arxiv.org/abs/2411.12537. What rounding adds to that is taken back.
     Raises `UserError` for a `scale` that is not above 0 and at most 2.
     """
 
-    def __init__(self, dim: int, *, heads: int, key_dim: int, value_dim: int, scale: float = 1.0, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        key_dim: int,
+        value_dim: int,
+        scale: float = 1.0,
+        bias: bool = False,
+        rngs: nnx.Rngs,
+    ):
         del key_dim, value_dim
         self.scale = _stable_scale(scale, type(self))
-        self.linear = Linear(dim, heads, rngs=rngs)
+        self.linear = Linear(dim, heads, bias=bias, rngs=rngs)
 
     def __call__(self, x: Sequence, k: Keys, v: Values, log_decay: Array | None) -> tuple[Keys, Values, Terms]:
         strength = self.scale * jax.nn.sigmoid(self.linear(x).astype(state_dtype(x.dtype)))
@@ -350,15 +363,26 @@ class RoutedGates(Module):
 
         s = sigmoid(x W)        w_n = s_n / (sum of s over the chosen slots)   where slot n is chosen, 0 elsewhere.
 
-    Chosen are the `chosen` slots of greatest `s` of a head, all where it has no more. `f` is `StepDecay`. In training
+    Chosen are the `chosen` slots of greatest `s` of a head, all where it has no more. `f` is made as `decay(dim,
+    heads=, key_dim=, rngs=)`, `key_dim` the number of slots: of the head, or of every slot. In training
     standard Gumbel noise is added to `x W`. The choice has no gradient, but `w` has. Scores are computed in float32 or
     better, so that what is chosen does not depend on the type of the activations. "Raven" 2026,
     https://github.com/goombalab/raven.
     """
 
-    def __init__(self, dim: int, *, heads: int, slots: int, chosen: int = 32, noise: bool = True, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        slots: int,
+        chosen: int = 32,
+        noise: bool = True,
+        decay: Callable[..., nnx.Module] = StepDecay,
+        rngs: nnx.Rngs,
+    ):
         self.heads, self.chosen, self.noise = heads, chosen, noise
-        self.decay = StepDecay(dim, heads=heads, key_dim=slots, rngs=rngs)
+        self.decay = decay(dim, heads=heads, key_dim=slots, rngs=rngs)
         self.router = Linear(dim, heads * slots, rngs=rngs)
 
     def __call__(self, x: Sequence, key: DropoutKey | None) -> Float[Array, 'b t h n']:
@@ -370,7 +394,8 @@ class RoutedGates(Module):
         index = jnp.arange(logits.shape[-1])
         ahead = (index[None, :] < index[:, None])[None, None, None] & (logits[..., None, :] == logits[..., :, None])
         place = jnp.sum(ahead | (logits[..., None, :] > logits[..., :, None]), axis=-1)
-        return _shared(self.decay(x), logits, place < self.chosen)
+        decay = self.decay(x)
+        return _shared(decay if decay.ndim == 4 else decay[..., None], logits, place < self.chosen)
 
 
 class RealGates(Module):
@@ -471,12 +496,12 @@ class MinLSTMGates(Module):
 
 @recomputed
 def _shared(
-    decay: Float[Array, 'b t h'], logits: Float[Array, 'b t h n'], chosen: Bool[Array, 'b t h n']
+    decay: Float[Array, 'b t h #n'], logits: Float[Array, 'b t h n'], chosen: Bool[Array, 'b t h n']
 ) -> Float[Array, 'b t h n']:
-    """The decay of a head, divided among the slots that are chosen."""
+    """The decay, times the part that every slot has of the scores of those chosen."""
     scores = jax.nn.sigmoid(logits)
     scores = jnp.where(chosen, scores, jnp.zeros_like(scores))
-    return decay[..., None] * (scores / (jnp.sum(scores, axis=-1, keepdims=True) + 1e-9))
+    return decay * (scores / (jnp.sum(scores, axis=-1, keepdims=True) + 1e-9))
 
 
 @recomputed
@@ -517,12 +542,13 @@ def positive(x: Float[Array, '*b']) -> Float[Array, '*b']:
 
 
 class BlockDiagonal(Module):
-    """A linear map, with bias, of each of `blocks` equal groups of channels on its own, to as many of `features`.
+    """A linear map of each of `blocks` equal groups of channels on its own, to as many of `features`.
 
-    `features` is `dim` when `None`. Raises `UserError` unless `blocks` divides both.
+    A bias is added unless `bias` is false. `features` is `dim` when `None`. Raises `UserError` unless `blocks` divides
+    both.
     """
 
-    def __init__(self, dim: int, *, blocks: int, features: int | None = None, rngs: nnx.Rngs):
+    def __init__(self, dim: int, *, blocks: int, features: int | None = None, bias: bool = True, rngs: nnx.Rngs):
         features = dim if features is None else features
         for width in (dim, features):
             if width % blocks:
@@ -530,7 +556,8 @@ class BlockDiagonal(Module):
         weight = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal', batch_axis=0)
         shape = (blocks, dim // blocks, features // blocks)
         self.weight = param(weight, shape, axes=('mlp', None, None), rngs=rngs)
-        self.bias = param(nnx.initializers.zeros, (features,), axes=('mlp',), group='vector', rngs=rngs)
+        zeros = nnx.initializers.zeros
+        self.bias = param(zeros, (features,), axes=('mlp',), group='vector', rngs=rngs) if bias else None
 
     def __call__(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t f']:
         groups = x.reshape(*x.shape[:2], self.weight.shape[0], -1)
@@ -539,4 +566,4 @@ class BlockDiagonal(Module):
         # The weights first: XLA for CPUs has no product of bfloat16 with such sums for the other order.
         y = jnp.einsum('hfv,bthf->bthv', self.weight[...].astype(x.dtype), groups, preferred_element_type=wide)
         y = y.astype(x.dtype).reshape(*x.shape[:2], -1)
-        return y + jnp.broadcast_to(self.bias[...].astype(x.dtype), y.shape)
+        return y if self.bias is None else y + jnp.broadcast_to(self.bias[...].astype(x.dtype), y.shape)

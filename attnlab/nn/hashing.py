@@ -11,9 +11,12 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
+from attnlab.context import PADDING
+from attnlab.functional.documents import document_means
 from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
 from attnlab.nn.parameter import buffer
+from attnlab.typing import Segments
 
 STEPS, RATE, MOMENTUM = 100, 5e-4, 0.9
 """Of the descent that fits the direction of a bit, as in the released code."""
@@ -91,8 +94,8 @@ class KernelHash(Module):
 
     Anchors `a`, the mean squared distance `s`, means and directions `w` are buffers: they have no gradient, and
     `learned` says how they are fitted. Until then vectors are drawn in the place of tokens, and directions normal: the
-    hash is random. Liu et al. 2022, https://arxiv.org/abs/2209.09004, whose `s` is that of the row at hand, so that a
-    code depends on all tokens of its row.
+    hash is random. Liu et al. 2022, https://arxiv.org/abs/2209.09004; in its released code `s` is that of the row at
+    hand (`DocumentHash`).
 
     Args:
       key_dim: channels of a vector.
@@ -110,8 +113,9 @@ class KernelHash(Module):
         of_anchors, of_tokens, of_directions = jax.random.split(rngs.params(), 3)
         drawn = _unit(jax.random.normal(of_anchors, (heads, anchors, key_dim), jnp.float32))
         tokens = _unit(jax.random.normal(of_tokens, (1, DRAWN, heads, key_dim), jnp.float32))
-        seen = jnp.ones((1, DRAWN), bool)
-        spread, means = _statistics(tokens, drawn, seen)
+        distances, share = _distances(tokens, drawn), jnp.full((1, DRAWN), 1 / DRAWN)
+        spread = _mean_distance(distances, share)
+        means = jnp.einsum('bt,bthm->hm', share, jnp.exp(-distances / (2 * spread[None, None, :, None])))
         axes = ('heads', None, None)
         self.anchors = buffer(drawn, axes=axes)
         self.spread = buffer(spread, axes=axes[:1])
@@ -119,26 +123,37 @@ class KernelHash(Module):
         self.directions = buffer(jax.random.normal(of_directions, (heads, bits, anchors), jnp.float32), axes=axes)
         self.fitted = buffer(jnp.zeros((), bool), axes=())
 
-    def __call__(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h n']:
+    def __call__(self, x: Float[Array, 'b t h k'], segments: Segments | None = None) -> Float[Array, 'b t h n']:
         """The codes of vectors of length one, in float32 or better."""
         held = self.held(state_dtype(x.dtype))
-        z = jnp.einsum('bthm,hnm->bthn', _centred(x, held), held.directions, precision=jax.lax.Precision.HIGHEST)
-        return self.codes(z)
+        centred = self._kernels(x, held, segments) - held.means[None, None]
+        return self.codes(jnp.einsum('bthm,hnm->bthn', centred, held.directions, precision=jax.lax.Precision.HIGHEST))
+
+    def _kernels(self, x: Float[Array, 'b t h k'], held: Learned, segments: Segments | None) -> Float[Array, 'b t h m']:
+        distances = _distances(x, held.anchors)
+        return jnp.exp(-distances / (2 * self._spread(distances, held, segments)[..., None]))
+
+    def _spread(
+        self, distances: Float[Array, 'b t h m'], held: Learned, segments: Segments | None
+    ) -> Float[Array, '#b #t h']:
+        """What the kernels of every token divide squared distances by."""
+        del distances, segments
+        return held.spread[None, None]
 
     def held(self, dtype: DTypeLike) -> Learned:
         """The buffers."""
         return Learned(*(getattr(self, name)[...].astype(dtype) for name in Learned._fields))
 
-    def fit(self, x: Float[Array, 'b t h k'], seen: Bool[Array, 'b t'], key: Array) -> None:
+    def fit(self, x: Float[Array, 'b t h k'], segments: Segments, key: Array) -> None:
         """Sets the buffers to what is `learned`, in place; those that have been fitted stay."""
-        found, before = self.learned(x, seen, key), self.held(x.dtype)
+        found, before = self.learned(x, segments, key), self.held(x.dtype)
         for name, new, old in zip(Learned._fields, found, before, strict=True):
             variable = getattr(self, name)
             variable[...] = jnp.where(self.fitted[...], old, new).astype(variable[...].dtype)
         self.fitted[...] = jnp.ones((), bool)
 
-    def learned(self, x: Float[Array, 'b t h k'], seen: Bool[Array, 'b t'], key: Array) -> Learned:
-        """The buffers fitted to vectors of length one, of those tokens of the rows that are `seen`.
+    def learned(self, x: Float[Array, 'b t h k'], segments: Segments, key: Array) -> Learned:
+        """The buffers fitted to vectors of length one, of the tokens of the rows that are no padding.
 
         Anchors are tokens of the first row by chance, the same for all heads. Of every token the nearest ten tokens of
         its row have the target 1, the furthest ten -1, others 0; `Y`, times the number of bits n. Then for every bit
@@ -147,11 +162,13 @@ class KernelHash(Module):
 
         by descent from where it is, which is kept where the signs do better. Half of the tokens at most are near.
         """
+        seen = jnp.not_equal(segments, PADDING)
         held, place = self.held(x.dtype), _some(seen[0], self.anchors.shape[-2], key)
-        anchors = jnp.moveaxis(x[0, place], 0, 1)
-        spread, means = _statistics(x, anchors, seen)
-        held = held._replace(anchors=anchors, spread=spread, means=means)
-        kernels = jnp.where(seen[..., None, None], _centred(x, held), 0)
+        anchors, share = jnp.moveaxis(x[0, place], 0, 1), seen.astype(x.dtype) / jnp.sum(seen)
+        held = held._replace(anchors=anchors, spread=_mean_distance(_distances(x, anchors), share))
+        kernels = self._kernels(x, held, segments)
+        held = held._replace(means=jnp.einsum('bt,bthm->hm', share, kernels))
+        kernels = jnp.where(seen[..., None, None], kernels - held.means[None, None], 0)
         targets = _targets(x, seen) * held.directions.shape[1]
 
         def bit(targets: Array, start: Array) -> tuple[Array, Array]:
@@ -165,6 +182,18 @@ class KernelHash(Module):
         return held._replace(directions=jnp.moveaxis(directions, 0, 1))
 
 
+class DocumentHash(KernelHash):
+    """`KernelHash` whose `s` is the mean squared distance of the document at hand: a code depends on all its tokens.
+
+    So it is in the code released with Liu et al. 2022, https://arxiv.org/abs/2209.09004, one document a row.
+    """
+
+    def _spread(
+        self, distances: Float[Array, 'b t h m'], held: Learned, segments: Segments | None
+    ) -> Float[Array, 'b #t h']:
+        return document_means(jnp.mean(distances, axis=-1), segments)
+
+
 def _unit(x: Float[Array, '... k']) -> Float[Array, '... k']:
     return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
 
@@ -176,19 +205,8 @@ def _distances(x: Float[Array, 'b t h k'], anchors: Float[Array, 'h m k']) -> Fl
     return of_x[..., None] + of_anchors[None, None] - 2 * products
 
 
-def _centred(x: Float[Array, 'b t h k'], held: Learned) -> Float[Array, 'b t h m']:
-    kernels = jnp.exp(-_distances(x, held.anchors) / (2 * held.spread[None, None, :, None]))
-    return kernels - held.means[None, None]
-
-
-def _statistics(
-    x: Float[Array, 'b t h k'], anchors: Float[Array, 'h m k'], seen: Bool[Array, 'b t']
-) -> tuple[Float[Array, ' h'], Float[Array, 'h m']]:
-    """The mean squared distance of a head, and the mean kernel of every anchor, over the tokens that are seen."""
-    share = seen.astype(x.dtype) / jnp.sum(seen)
-    distances = _distances(x, anchors)
-    spread = jnp.einsum('bt,bthm->h', share, distances) / anchors.shape[1]
-    return spread, jnp.einsum('bt,bthm->hm', share, jnp.exp(-distances / (2 * spread[None, None, :, None])))
+def _mean_distance(distances: Float[Array, 'b t h m'], share: Float[Array, 'b t']) -> Float[Array, ' h']:
+    return jnp.einsum('bt,bthm->h', share, distances) / distances.shape[-1]
 
 
 def _some(seen: Bool[Array, ' t'], count: int, key: Array) -> Array:

@@ -258,21 +258,25 @@ class HeadOffsetRMSNorm(OffsetRMSNorm):
 class GroupNorm(Module):
     """Every head, `b t h k`, less its mean and over its standard deviation, `y = g (x - mean) / sqrt(var + eps) + c`.
 
-    `g` and `c` are learned for every channel of every head. Wu and He 2018, https://arxiv.org/abs/1803.08494.
+    `g` and `c`, left out without `bias`, are learned for every channel of every head. Wu and He 2018,
+    https://arxiv.org/abs/1803.08494.
     """
 
-    def __init__(self, dim: int, *, heads: int, eps: float = 1e-5, rngs: nnx.Rngs):
+    def __init__(self, dim: int, *, heads: int, eps: float = 1e-5, bias: bool = True, rngs: nnx.Rngs):
         self.eps = eps
-        self.scale = param(nnx.initializers.ones, (heads, dim), axes=('heads', None), group='vector', rngs=rngs)
-        self.bias = param(nnx.initializers.zeros, (heads, dim), axes=('heads', None), group='vector', rngs=rngs)
+        ones, zeros, axes = nnx.initializers.ones, nnx.initializers.zeros, ('heads', None)
+        self.scale = param(ones, (heads, dim), axes=axes, group='vector', rngs=rngs)
+        self.bias = param(zeros, (heads, dim), axes=axes, group='vector', rngs=rngs) if bias else None
 
     @recomputed_method
     def __call__(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h k']:
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         unit = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
-        scale, bias = (each[...].astype(unit.dtype)[None, None] for each in (self.scale, self.bias))
-        return (unit * scale + bias).astype(x.dtype)
+        unit = unit * self.scale[...].astype(unit.dtype)[None, None]
+        if self.bias is not None:
+            unit = unit + self.bias[...].astype(unit.dtype)[None, None]
+        return unit.astype(x.dtype)
 
 
 def _affine(x: Float[Array, '*b d'], scale: nnx.Param, bias: nnx.Param) -> Float[Array, '*b d']:

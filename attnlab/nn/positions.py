@@ -38,6 +38,32 @@ class Rope:
 
 @checked_fields
 @dataclasses.dataclass(frozen=True)
+class NeighbourRope:
+    """Rotary embedding of neighbours, `n` pairs at frequencies `base^(-r / (n - 1))`, from 1 to 1 over the base.
+
+    With several `parts` each has `n` pairs of its own, so that channels that are positive and negative parts of others
+    turn alike. So RetNet has it in its released code (Sun et al. 2023, https://arxiv.org/abs/2307.08621), and on two
+    axes NaLaFormer, with two parts (Meng et al. 2025, https://arxiv.org/abs/2506.21137).
+    """
+
+    base: float = 10000.0
+    parts: int = 1
+
+    def rotate(self, x: Float[Array, 'b t h m'], positions: Positions) -> Float[Array, 'b t h m']:
+        """Rotates by the position inside the document. Raises `UserError` unless parts have an even number."""
+        if x.shape[-1] % (2 * self.parts):
+            raise UserError(
+                f'NeighbourRope rotates pairs in each of {self.parts} parts of {x.shape[-1]} channels; '
+                f'{2 * self.parts} must divide them'
+            )
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        frequencies = self.base ** -jnp.linspace(0, 1, x.shape[-1] // (2 * self.parts), dtype=wide)
+        angles = positions[..., None, None].astype(wide) * jnp.tile(frequencies, self.parts)[None, None, None]
+        return rotate_by_angles(x, angles, interleaved=True)
+
+
+@checked_fields
+@dataclasses.dataclass(frozen=True)
 class Alibi:
     """A score penalty linear in distance, `s_ij - m_h |i - j|`, the slope `m_h` fixed for every head.
 

@@ -74,10 +74,9 @@ def _devices(rest: str) -> int:
 
 def _sent(kind: str, instruction: Instruction) -> int:
     """The bytes that one device sends."""
-    # An asynchronous one has the shapes of operand and result: the larger is the whole array.
-    array = max((array.bytes for array in instruction.arrays), default=0)
-    if instruction.type.startswith('(') and kind in ('all-reduce', 'all-to-all'):
-        array = sum(array.bytes for array in instruction.arrays)
+    # Compilers combine several of a kind; the type of an asynchronous one has its operands before its results.
+    count, arrays = len(instruction.operands), instruction.arrays
+    array = sum(each.bytes for each in (arrays if len(arrays) <= count else arrays[count : 2 * count]))
     devices = _devices(instruction.rest)
     match kind:
         case 'all-reduce':

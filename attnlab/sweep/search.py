@@ -1,7 +1,8 @@
 """Samplers, which choose the points of a search space, and pruners, which stop trials early.
 
 What a sampler draws for trial `n` depends on the space, on its seed, on `n`, and, for `Tpe` only, on the trials so far;
-not on the worker that runs it or on restarts. Two studies with the same space, seed and sampler visit the same points.
+not on the worker that runs it or on restarts. Two studies with the same space, seed and sampler visit the same points,
+but for `Tpe`, where those alone are the same that are drawn at random first.
 
 A point is drawn whole and written to the study at once, so that a worker that dies leaves all of it or none of it. The
 next worker draws a point that was not written again: the same one, but for `Tpe`, whose estimate is then made from the

@@ -62,7 +62,7 @@ class Addition:
         }
 
     def describe(self) -> dict[str, Any]:
-        """The table and the version of numpy: everything the splits depend on."""
+        """The table: all that the splits depend on but the version of numpy, which run.json has."""
         return {'source': 'modular addition', 'table': repr(self.table)}
 
     def save(self, folder: pathlib.Path) -> None:

@@ -82,6 +82,10 @@ class LongRange(abc.ABC):
         """Where the data are from."""
         return self.data.describe()
 
+    def same_rows(self, split: str, other: str) -> bool:
+        """Whether two splits are the same examples."""
+        return self.data.same_rows(split, other)
+
     def save(self, folder: pathlib.Path) -> None:
         """Writes nothing: the config holds everything."""
         del folder

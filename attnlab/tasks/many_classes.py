@@ -9,7 +9,7 @@ import numpy as np
 
 from attnlab.data.long_range.rows import Chosen
 from attnlab.data.synthetic.problem import ENDLESS
-from attnlab.data.synthetic.prototypes import EDITION, ZipfPrototypes, ZipfRows
+from attnlab.data.synthetic.prototypes import ZipfPrototypes, ZipfRows
 from attnlab.errors import UserError
 from attnlab.metrics import Average, proportion
 from attnlab.models.predictor import Predictor
@@ -76,7 +76,7 @@ class ManyClasses:
 
     def describe(self) -> dict[str, Any]:
         """The source: everything an example depends on."""
-        return {'source': 'prototypes of many classes', 'data': f'{self.data!r}, edition {EDITION}'}
+        return {'source': 'prototypes of many classes', 'data': self.data.name, 'content': self.data.content}
 
     def save(self, folder: pathlib.Path) -> None:
         """Writes nothing: the config holds everything."""

@@ -81,8 +81,9 @@ class Synthetic(abc.ABC):
         return {name: np.zeros_like(value) for name, value in self.source('train', length)[0].items()}
 
     def describe(self) -> dict[str, Any]:
-        """The problem, the seed and the version of numpy: everything the examples depend on."""
-        return {'source': 'synthetic', 'problem': self.problem.name, 'seed': self.seed}
+        """The problem and the seed: all that the examples depend on but the version of numpy, which run.json has."""
+        described = {'source': 'synthetic', 'problem': self.problem.name, 'seed': self.seed}
+        return described | {'content': self.problem.content}
 
     def save(self, folder: pathlib.Path) -> None:
         """Writes nothing: the config holds everything."""

@@ -91,6 +91,14 @@ class Guessable(Protocol):
 
 
 @runtime_checkable
+class Divided(Protocol):
+    """A task on data of which two splits may be the same examples, as where there are none for validation."""
+
+    def same_rows(self, split: str, other: str) -> bool:
+        """Whether they are. Raises `UserError` for an unknown split, and for missing data."""
+
+
+@runtime_checkable
 class Textual(Protocol):
     """A task on text; `save` keeps its tokenizer."""
 
@@ -102,6 +110,11 @@ class Textual(Protocol):
     @property
     def tokenizer(self) -> Any:
         """How text becomes tokens."""
+
+
+def same_rows(task: Task, split: str, other: str) -> bool:
+    """Whether two splits of a task are the same examples. Raises `UserError` where that cannot be found out."""
+    return split == other or (isinstance(task, Divided) and task.same_rows(split, other))
 
 
 def context(batch: Batch, dropout_key: DropoutKey | None = None, labels: Float[Array, '...'] | None = None) -> Context:

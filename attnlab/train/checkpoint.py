@@ -389,7 +389,16 @@ def _damage(folder: pathlib.Path) -> str | None:
             return f'{name} is missing'
         if found[name] != digest:
             return f'{name} has changed since it was written'
-    return None if recorded else f'{SUMS} is empty'
+    if not recorded:
+        return f'{SUMS} is empty'
+    unlisted = sorted(_written(folder) - {*recorded})
+    return f'{SUMS} has no sum of {unlisted[0]}' if unlisted else None
+
+
+def _written(folder: pathlib.Path) -> set[str]:
+    """The files of state and metadata, without those that a file system or a desktop adds, which begin with a dot."""
+    paths = [path for part in ('state', 'metadata') for path in (folder / part).rglob('*')]
+    return {str(path.relative_to(folder)) for path in paths if path.is_file() and not path.name.startswith('.')}
 
 
 def _inside(name: str) -> bool:

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from attnlab import config as configs
 from attnlab.config import flatten
+from attnlab.data.edition import content_of
 from attnlab.errors import UserError
 from attnlab.files import check_own, is_temporary, read_json, write_json
 from attnlab.locks import Lock
@@ -141,9 +142,9 @@ def check_data(workdir: pathlib.Path, data: dict[str, Any], *, other: bool = Fal
     recorded = starts(workdir)
     if other or not recorded:
         return
-    before, now = flatten(recorded[-1]['data']), flatten(data)
-    hashed = data_hashes(data)
-    names = hashed.keys() & before.keys()
+    known, hashed = data_hashes(recorded[-1]['data']), data_hashes(data)
+    before, now = flatten(recorded[-1]['data']) | known, flatten(data)
+    names = hashed.keys() & known.keys()
     if hashed and not names:
         names = {name for name in before.keys() & now.keys() if name.partition('.')[0] in BEFORE_HASHES}
     for name in sorted(names):
@@ -157,11 +158,20 @@ def check_data(workdir: pathlib.Path, data: dict[str, Any], *, other: bool = Fal
 BEFORE_HASHES = ('of', 'python', 'counts')
 """What runs recorded of drawn examples, passages of Python and folders of images before these had hashes."""
 
+NAMED_ALONE = (('problem', 'problem'), ('data', 'data'), ('of', 'rows'), ('of', 'sources'))
+"""Where problems, prototypes, series and mixtures were recorded by name before they had hashes of the edition: the key
+of the name, and a key by which such a record is known."""
+
 
 def data_hashes(data: Mapping[str, Any]) -> dict[str, str]:
-    """The content hashes in a description of data, by dotted path."""
+    """The content hashes in a description of data, by dotted path; of an older record by the names in it."""
     leaves = flatten(data)
-    return {name: str(value) for name, value in leaves.items() if any(word in name for word in ('hash', 'content'))}
+    found = {name: str(value) for name, value in leaves.items() if any(word in name for word in ('hash', 'content'))}
+    if found:
+        return found
+    name = next((data[key] for key, mark in NAMED_ALONE if {key, mark} <= data.keys()), None)
+    content = content_of(name) if isinstance(name, str) else None
+    return {} if content is None else {'content': content}
 
 
 def differences(old: ConfigDict, new: ConfigDict) -> list[str]:

@@ -12,6 +12,7 @@ from attnlab.mixers.linear.lizard import Lizard
 from attnlab.mixers.linear.mesa import MesaNet
 from attnlab.mixers.linear.mixed_chunk import MixedChunkAttention
 from attnlab.mixers.linear.mlstm import MLSTM
+from attnlab.mixers.linear.mlstm_block import MLSTMBlock
 from attnlab.mixers.linear.norm_lin import NormLin
 from attnlab.mixers.linear.rwkv6 import RWKV6
 from attnlab.mixers.linear.rwkv7 import RWKV7
@@ -69,7 +70,8 @@ LINEAR = {
         packed=True,
         sequence=True,
         notes=(
-            'The denominator is offset by 1e-6, as in the released code; the paper has no offset. init=paper leaves '
+            'The denominator is offset by 1e-6, as in the released code; the paper has no offset: '
+            'normalizer=SumNormalizer(eps=0.0). init=paper leaves '
             'the linear maps as PyTorch makes them, as the released code does.'
         ),
         start=UNTOUCHED,
@@ -91,11 +93,11 @@ LINEAR = {
         sequence=True,
         notes=(
             'Frequencies and pairs of channels as in rotary attention; the released code spaces the exponents of the '
-            'frequencies to 1 inclusive and pairs neighbours. The row scalings of the paper cancel in the norm and are '
-            'left out; the norm has a gain. To equal attention in parameters the paper halves the channel mixer. '
-            'init=paper draws queries, keys, values and gate five times less spread than the output map, as the '
-            'released code did until it halved the latter; here the maps of the channel mixer are drawn so too, there '
-            'as PyTorch makes them.'
+            'frequencies to 1 inclusive and pairs neighbours: position=NeighbourRope(). The row scalings of the paper '
+            'cancel in the norm and are left out; the norm has a gain. To equal attention in parameters the paper '
+            'halves the channel mixer. init=paper draws queries, keys, values and gate five times less spread than the '
+            'output map, as the released code did until it halved the latter; here the maps of the channel mixer are '
+            'drawn so too, there as PyTorch makes them.'
         ),
         start=Start(
             maps=Initialization(
@@ -121,9 +123,9 @@ LINEAR = {
         sequence=True,
         smallest_state=128,
         notes=(
-            'RMSNorm on heads and no bias in the gate, as in the released code; the paper writes LayerNorm and a bias. '
-            'The paper has four heads, and is causal only. init=paper starts all linear maps with a standard deviation '
-            'of 0.02, as the released code does now.'
+            'RMSNorm on heads and no bias in the gate, as in the released code; the paper writes LayerNorm and a bias: '
+            'norm=LayerNorm, gate.bias=true. The paper has four heads, and is causal only. init=paper starts all '
+            'linear maps with a standard deviation of 0.02, as the released code does now.'
         ),
         start=NARROW,
     ),
@@ -183,9 +185,11 @@ LINEAR = {
         notes=(
             'Trained from scratch, with a softmax of features and one of their negatives, as in the later code of the '
             'authors, LoLCATs, whose maps have no biases. The paper defines exponentials in the place of both: '
-            'feature_map=SignedExponentials, which has no biases. In flash-linear-attention, whose maps have biases as '
-            'these, features and negatives are doubled and have one softmax together. The paper also converts trained '
-            'softmax attention, by distillation of its weights.'
+            'feature_map=SignedExponentials, which has no biases. In flash-linear-attention one map, with biases as '
+            'here, serves all heads, and features and negatives are doubled and have one softmax together: '
+            'feature_map=JointHedgehog; its layer divides by a norm of heads, not by sums of weights: normalizer=None, '
+            'norm=RMSNorm with eps=1e-5, scale=None. The paper also converts trained softmax attention, by '
+            'distillation of its weights.'
         ),
     ),
     'ecoformer': Recipe(
@@ -203,11 +207,11 @@ LINEAR = {
             'Codes of 16 bits from kernels of 25 anchors. Training fits the hash before its first step, to rows of '
             'training, once; other uses of a model that was not trained have a random hash. The paper fits it at the '
             'first batch of a model whose attention was trained before: config.start copies parameters from such a '
-            'run. The spread of the kernel is that of the fit, where the released code has that of the row at hand, '
-            'so that tokens are coded one by one; the causal form is ours. Every key weighs bits + 1 more than the '
-            'product of codes; the code adds that to denominators for every key, and to numerators for the own value '
-            'alone. Signs and sums are multiplied as other numbers are: no kernel makes use of bits. Gradients of '
-            'codes are straight through.'
+            'run. The spread of the kernel is that of the fit, so that tokens are coded one by one; the released code '
+            'has that of the row at hand: spread=document, with causal=False. The causal form is ours. Every key '
+            'weighs bits + 1 more than the product of codes; the code adds that to denominators for every key, and to '
+            'numerators for the own value alone: shift=own. Signs and sums are multiplied as other numbers are: no '
+            'kernel makes use of bits. Gradients of codes are straight through.'
         ),
     ),
     'nalaformer': Recipe(
@@ -230,9 +234,10 @@ LINEAR = {
         notes=(
             'Features as in the released code: positive and negative parts, where the first version of the paper has '
             'cosines and sines. Sums of weights are offset by 1e-6; in the code their means are. Without the rotation '
-            'by place of what is summed, but not of the weights it is divided by, and without the convolution of '
-            'values, which are those of images. Keys, queries, values and gate are separate maps. init=paper leaves '
-            'linear maps as PyTorch makes them, as the released code does.'
+            'by place of what is summed, but not of the weights it is divided by, which on one axis '
+            'turn=NeighbourRope(parts=2) has, and without the convolution of values, which is that of images: '
+            'nalaformer_2d. Keys, queries, values and gate are separate maps. init=paper leaves linear maps as PyTorch '
+            'makes them, as the released code does.'
         ),
         start=UNTOUCHED,
     ),
@@ -313,8 +318,9 @@ LINEAR = {
         implementations=(),
         notes=(
             'SOFT++: soft whose inverse is divided by the roots of the row sums of the kernel of landmarks. That '
-            'inverse is computed as in soft, with its ridge; the released code has none there, chooses the first step '
-            'by the whole batch, and differentiates the iterations. init=paper is that of `soft`.'
+            'inverse is computed as in soft, with its ridge; the released code has none there, halves a longer first '
+            'step while it is too long, and differentiates the iterations: ridge=0, newton=BacktrackedStep(), which '
+            'does so for every document, not for the whole batch. init=paper is that of `soft`.'
         ),
         small={'stride': 4, 'documents': 4},
         knobs={'heads': 'heads'},
@@ -364,9 +370,9 @@ LINEAR = {
             'the form released with the kernels (https://arxiv.org/abs/2405.17381): SiLU of values too, a gate through '
             'a bottleneck; the first code had neither, a gate of one linear map, and rotated the first layer. There '
             'decays weaken with depth, here in every layer decay.depth says how far. The rank of the gate is a '
-            'sixteenth of the width; the paper has the channels of a head. The norm is without a gain, as in the '
-            'paper; released with the kernels is LayerNorm. init=paper starts linear maps with a standard deviation of '
-            '0.02, as the first code did.'
+            'sixteenth of the width; the paper has the channels of a head: gate.rank. The norm is without a gain, as '
+            'in the paper; released with the kernels is LayerNorm: joint_norm=LayerNorm. init=paper starts linear maps '
+            'with a standard deviation of 0.02, as the first code did.'
         ),
         start=NARROW,
     ),
@@ -419,8 +425,10 @@ LINEAR = {
             'gsa whose tokens change 32 of the 64 slots of a head, by gates.chosen, and leave the others bit for bit '
             'as they were. The weights of the chosen add up to one, so that each fades by a thirty-second of the step '
             'of the head; the text has a factor there, one in the code and in small models. Gumbel noise on the router '
-            'in training alone: gates.noise. The decay of gsa in place of that of Mamba-2, an output gate, rotated '
-            'keys, and a bias of the router, which the released code offers, are left out. init=paper starts linear '
+            'in training alone: gates.noise. The released code offers the decay of gsa in place of that of Mamba-2, '
+            'gates.decay=ChannelDecay, an output gate behind a norm of every head, gate=OutputGate, and rotated keys, '
+            'position=Rope(). It has a bias of the router for the choice alone too, which is left out, since nothing '
+            'there trains it. init=paper starts linear '
             'maps with a standard deviation of 0.02, as flash-linear-attention does.'
         ),
         small={'slots': 6, 'gates': spec(RoutedGates, chosen=3)},
@@ -479,8 +487,8 @@ LINEAR = {
         notes=(
             'Keys and queries of length one, after a convolution and SiLU; the rule of Schlag et al. 2021, '
             'https://arxiv.org/abs/2102.11174, divides positive features by their sum: feature_map=SumNorm(). '
-            'Eigenvalues below zero: gates.scale=2. No output gate, which the released code offers. init=paper starts '
-            'linear maps and convolutions with a standard deviation of 0.02, as that code does.'
+            'Eigenvalues below zero: gates.scale=2. No output gate, which the released code offers: gate=OutputGate. '
+            'init=paper starts linear maps and convolutions with a standard deviation of 0.02, as that code does.'
         ),
         start=NARROW_THROUGHOUT,
     ),
@@ -505,7 +513,8 @@ LINEAR = {
         smallest_state=256,
         notes=(
             'Values twice as wide as keys, as in the paper. Eigenvalues below zero: gates.scale=2. The strength of '
-            'writes has a bias in the code of the authors, none here and in flash-linear-attention. init=paper leaves '
+            'writes has a bias in the code of the authors, which gates.bias=true gives, none here and in '
+            'flash-linear-attention. init=paper leaves '
             'linear maps as PyTorch makes them, the last ones of channel mixers over the root of the branches, as the '
             'authors do; flash-linear-attention starts maps and convolutions with 0.02.'
         ),
@@ -558,8 +567,8 @@ LINEAR = {
         notes=(
             'The mixer of Kimi Linear without its layers of attention. The rank of the output gate is a sixteenth of '
             'the width; theirs is the channels of a head, a sixteenth in flash-linear-attention as it stands, an '
-            'eighteenth in the released model: 128 of 2,304. init=paper starts linear maps and convolutions with a '
-            'standard deviation of 0.02, as flash-linear-attention does.'
+            'eighteenth in the released model, 128 of 2,304: gate.rank. init=paper starts linear maps and convolutions '
+            'with a standard deviation of 0.02, as flash-linear-attention does.'
         ),
         start=NARROW_THROUGHOUT,
     ),
@@ -597,8 +606,26 @@ LINEAR = {
         slow=True,
         notes=(
             'The layer of xLSTM 7B (Beck et al. 2025, https://arxiv.org/abs/2503.13427): no convolution, gates of the '
-            'input alone, the block of other recipes. The norm of heads has offsets. Linear maps start as those of '
-            'other recipes.'
+            'input alone, the block of other recipes; the block of the first paper is mlstm_block. The norm of heads '
+            'has offsets. Linear maps start as those of other recipes.'
+        ),
+    ),
+    'mlstm_block': Recipe(
+        spec=spec(MLSTMBlock, prelude=spec(ShortConv, bias=True)),
+        cite='Beck et al. 2024, https://arxiv.org/abs/2405.04517',
+        causal=True,
+        streaming=True,
+        packed=True,
+        slow=True,
+        layer=MixersAlone(),
+        # With gates near one norms take their bias out again, and its gradient is rounding.
+        small={'input_bias': -10.0},
+        knobs={'heads': 'heads'},
+        notes=(
+            'The block of the first xLSTM, of which mlstm is the later layer: in channels twice as wide, behind a '
+            'convolution, with gates of queries, keys and values, and a gate of the block in the place of a channel '
+            'mixer. The paper has four heads; the released code rounds inner widths up to multiples of 64. Linear maps '
+            'start as those of other recipes.'
         ),
     ),
     'gated_delta_net2': Recipe(
@@ -622,8 +649,8 @@ LINEAR = {
             'kda with a strength for every channel of keys that erase and of values that are written, and SiLU for the '
             'output gate, as in the code of the authors; flash-linear-attention has the sigmoid of kda: '
             'gate.activation=sigmoid. The rank of the gate is a sixteenth of the width; theirs is the channels of a '
-            'head. Eigenvalues below zero: gates.scale=2. init=paper draws the maps of mixers as theirs, uniform by '
-            'Xavier with a gain of 2^(-5/2); channel mixers start as those of gated_delta_net.'
+            'head: gate.rank. Eigenvalues below zero: gates.scale=2. init=paper draws the maps of mixers as theirs, '
+            'uniform by Xavier with a gain of 2^(-5/2); channel mixers start as those of gated_delta_net.'
         ),
         start=Start(
             maps=Initialization(linear=Scaled(gain=2**-5, mode='fan_avg', distribution='uniform'), mlp=UNTOUCHED_SCALED)
@@ -788,8 +815,10 @@ LINEAR = {
         implementations=('reference', 'xla', 'mosaic_tpu'),
         notes=(
             'Thirty conjugate gradients, in prompts and token by token, from zero; the released code starts single '
-            'tokens from a guess, and adds 1e-5 to denominators, which keeps it some 1e-4 from the solution. '
-            'init=paper starts linear maps and convolutions with a standard deviation of 0.02, as that code does.'
+            'tokens from a guess, which guess=true does, and adds 1e-5 to denominators, which offset=1e-5 does and '
+            'which keeps outputs a per cent or two from those of the solution (its kernel for single tokens adds it to '
+            'sizes of residuals too). init=paper starts linear maps and convolutions with a standard deviation of '
+            '0.02, as that code does.'
         ),
         knobs={'heads': 'heads'},
         start=NARROW_THROUGHOUT,

@@ -1,5 +1,7 @@
 """State-space models, selective and structured."""
 
+import dataclasses
+
 from attnlab.blocks.layer import MixersAlone
 from attnlab.config import spec
 from attnlab.mixers.combine import Backwards, SideBySide
@@ -85,15 +87,15 @@ STATE_SPACE = {
         small={'head_dim': 8, 'state': 4},
         knobs={'heads': 'head_dim', 'state': 'state'},
         smallest_state=16,
-        start=LOG_LINEAR,
+        start=dataclasses.replace(LOG_LINEAR, arguments={**LOG_LINEAR.arguments, 'rates': 'counted'}),
         notes=(
             'mamba2 whose past is divided into blocks of doubling length, each read with a weight of its own. Every '
             'level is a run of the core. Levels count from the first token of a document that is seen, and reach over '
             '16,384 tokens: levels.count=15. Weights of levels have a map of their own. Every mixer is followed by a '
             'channel mixer, as in the released models. Rates of decay start as those of mamba2, drawn; the released '
-            'code has 1, 2, 3 and so on over the heads. init=paper starts linear maps and the convolution with a '
-            'standard deviation of 0.006, as the configs of its models do, and the last of every branch as PyTorch has '
-            'it, over the root of their number.'
+            'code has 1, 2, 3 and so on over the heads, which rates=counted and init=paper do. init=paper starts '
+            'linear maps and the convolution with a standard deviation of 0.006, as the configs of its models do, and '
+            'the last of every branch as PyTorch has it, over the root of their number.'
         ),
     ),
     'mamba3': Recipe(

@@ -5,8 +5,9 @@
     attnlab match --config=language:size=tiny --target=mha --recipes=gla,mamba2,mha --out=matched
     attnlab sweep --config=sweeps/language:base=matched/gla.py --study=studies/gla
 
-For every mixer the points, seeds and number of runs are the same, so that comparisons are fair. The text that chooses
-is the text that is reported: what is fresh in the runs that confirm the best is their seeds.
+For every mixer the points, seeds and number of runs are the same, so that comparisons are fair; of `search=tpe`, whose
+points after the first ten follow from the scores of each mixer, the space in the place of the points. The text that
+chooses is the text that is reported: what is fresh in the runs that confirm the best is their seeds.
 `optimizer` moves the ranges by the factors of `attnlab.run_config.OPTIMIZERS`.
 `search` is `quasi`, `random`, `tpe` or `grid`. `pruner` stops poor runs early: `asha`,
 `hyperband` or `none`; a grid stops none.

@@ -110,7 +110,7 @@ def canonical(
         else:
             starts, runs, total = _by_run(segments[0], gates)
             segments = (runs, runs)
-        forget, rest = (split_heads(array[..., None], g) for array in (total, _rest(gates, starts, total)))
+        forget, rest = (split_heads(array[..., None], g) for array in (total, rounded_off(gates, total, starts)))
         operands = operands.replace(query_forget=forget, key_forget=forget.swapaxes(3, 4))
         operands = operands.replace(query_rest=rest, key_rest=rest.swapaxes(3, 4))
     if segments is not None:
@@ -136,8 +136,8 @@ def _by_run(segments: jax.Array, gates: jax.Array) -> tuple[jax.Array, jax.Array
     return starts[..., None], jnp.cumsum(starts, axis=1, dtype=jnp.int32), total
 
 
-def _rest(gates: jax.Array, starts: jax.Array, total: jax.Array) -> jax.Array:
-    """What rounding took from the sums of the gates of each run, `b t h`.
+def rounded_off(gates: jax.Array, total: jax.Array, starts: jax.Array) -> jax.Array:
+    """What rounding took from `total`, the sums of the gates of each run up to a token, `b t h`; it has no gradient.
 
     Sums of whole numbers are exact up to 2^24, and those of what is left stay below one half, so that the differences
     of neighbours far along a row have as many digits as its first.

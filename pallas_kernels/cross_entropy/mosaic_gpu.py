@@ -133,6 +133,7 @@ def _gradients(
 ) -> vjp.Gradients:
     (n, d), o = hidden.shape, embedding.shape[0]
     dtype = jnp.result_type(hidden, embedding)
+    known, unit = vjp.in_units(known, dtype)
     at_once = tiling.cross_entropy_hopper(n, o)
     tokens = _padded(hidden.astype(dtype), TOKENS, STEP)
     parts = _padded(embedding.astype(dtype), at_once, STEP).reshape(-1, at_once, tokens.shape[1])
@@ -165,12 +166,13 @@ def _gradients(
             shared=plgpu.SMEM((2, ROWS, STRIP), dtype, transforms=SWIZZLED),
         )
         dhidden += jnp.einsum('no,od->nd', dlogits, embedding, preferred_element_type=jnp.float32)
-        return dhidden, jnp.einsum('no,nd->od', dlogits, tokens, preferred_element_type=jnp.float32).astype(dtype)
+        dembedding = jnp.einsum('no,nd->od', dlogits, tokens, preferred_element_type=jnp.float32)
+        return dhidden, (unit * dembedding).astype(dtype)
 
     firsts = jnp.arange(0, parts.shape[0] * at_once, at_once, dtype=jnp.int32)[:, None]
     dhidden, dembedding = jax.lax.scan(part, jnp.zeros(tokens.shape, jnp.float32), (parts, firsts))
     dembedding = dembedding.reshape(-1, tokens.shape[1])[:o, :d]
-    return dhidden[:n, :d].astype(hidden.dtype), dembedding.astype(embedding.dtype)
+    return (unit * dhidden[:n, :d]).astype(hidden.dtype), dembedding.astype(embedding.dtype)
 
 
 def _over_tiles(

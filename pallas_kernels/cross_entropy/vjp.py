@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 Statistics = tuple[jax.Array, jax.Array]
 """The log-normaliser of every token and the logit of its label, both `n`."""
@@ -58,6 +59,23 @@ def differentiable(
         return run(soft_cap, hidden, embedding, labels)
 
     return form
+
+
+def in_units(known: Known, dtype: DTypeLike) -> tuple[Known, jax.Array | float]:
+    """What is known in units in which the gradients of logits fit a type, and that unit; products are in units too.
+
+    Of a mean over many tokens a probability weighs less than the smallest number of float16, 6e-8, as soon as there are
+    2^24 logits or so, which was no gradient for all classes but the label. A power of two, so that no bit of others
+    changes; types with the range of float32 need none.
+    """
+    if jnp.finfo(dtype).maxexp > 16:
+        return known, 1.0
+    weights = jnp.abs(jnp.stack([known.scale, known.dlosses]))
+    # What is not finite stays with its tokens. The sum of both is below 2^15, and numbers go up to 2^16.
+    largest = jnp.max(jnp.where(jnp.isfinite(weights), weights, 0)) / 2**13
+    unit = jax.lax.reduce_precision(largest, exponent_bits=jnp.finfo(largest.dtype).nexp, mantissa_bits=0)
+    unit = jnp.where(unit > 0, unit, 1)
+    return known._replace(scale=known.scale / unit, dlosses=known.dlosses / unit), unit
 
 
 def capped(logits: jax.Array, soft_cap: float | None) -> tuple[jax.Array, jax.Array | float]:

@@ -34,6 +34,7 @@ def _in_parts(rows: int) -> Callable[..., vjp.Statistics]:
 
     def gradients(soft_cap: float | None, hidden: jax.Array, embedding: jax.Array, known: vjp.Known) -> vjp.Gradients:
         dtype = precision.accumulator(hidden, embedding)
+        known, unit = vjp.in_units(known, hidden.dtype)
 
         def part(dembedding: jax.Array, part: tuple[jax.Array, vjp.Known]) -> tuple[jax.Array, jax.Array]:
             hidden, known = part
@@ -47,7 +48,8 @@ def _in_parts(rows: int) -> Callable[..., vjp.Statistics]:
 
         parts = jax.tree.map(functools.partial(_parts, rows), (hidden, known))
         dembedding, dhidden = jax.lax.scan(part, jnp.zeros(embedding.shape, dtype), parts)
-        return _joined(dhidden, hidden.shape[0]).astype(hidden.dtype), dembedding.astype(embedding.dtype)
+        dhidden = _joined(dhidden, hidden.shape[0])
+        return (unit * dhidden).astype(hidden.dtype), (unit * dembedding).astype(embedding.dtype)
 
     return vjp.differentiable(statistics, gradients)
 

@@ -60,7 +60,8 @@ def delta_rule(
     """
     call = canonical(CORE, q, k, v, log_decay, scale, state, segments, implementation, beta=beta)
     candidates = _candidates(q, k, v, call) if erase is None else _with_erase(q, k, v, erase, call)
-    run = dispatch.select(CORE, implementation, candidates, call.cost(cost.delta_rule, v))
+    of = functools.partial(cost.delta_rule, erase=erase is not None)
+    run = dispatch.select(CORE, implementation, candidates, call.cost(of, v))
     given = (q, k, v, beta.astype(call.dtype), call.log_decay, call.state, call.starts, call.scale)
     o, final = run(*given) if erase is None else run(*given, erase)
     return o.astype(v.dtype), final

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from pallas_kernels.matrix_state.halves import earlier_by_halves, with_own
 from pallas_kernels.matrix_state.inverse import inverse_again
 from pallas_kernels.matrix_state.places import steps_after, steps_before
-from pallas_kernels.matrix_state.products import Form, exact, multiply, multiply_exactly
+from pallas_kernels.matrix_state.products import Form, added_up, multiply, multiply_with_rest
 from pallas_kernels.matrix_state.vector import Found, Parts, Steps
 
 
@@ -80,7 +80,8 @@ def weights(chunk: Chunk, form: Form, by_channels: Callable[[Steps], Found] | No
         writes, factor = jnp.where(runs == last, writes, 0), jnp.where(last == 0, factor, 0)
     return Weights(
         among=jnp.where(seen, by_q, 0),
-        erased=jnp.where(past, beta * by_erase, 0),
+        # Products that are not needed may overflow: they are hidden before beta, whose gradient would be of them.
+        erased=beta * jnp.where(past, by_erase, 0),
         q=q,
         k=erase,
         writes=writes,
@@ -110,7 +111,7 @@ def _scalar(steps: Steps, form: Form) -> Found:
     # Over the steps after j up to i: a sum for every pair, so that small sums stay exact beside large ones.
     later = jnp.where(steps_before(q), log_decay, 0)
     until_now = jnp.broadcast_to(jnp.where(steps_after(q), 0, 1), later.shape)
-    decay = jnp.exp(multiply(until_now, later, 'nn', exact(later)))
+    decay = jnp.exp(added_up(until_now, later, form))
     (by_q,), (by_erase,) = _plain(q, erase, k, form)
     row = log_decay.swapaxes(-1, -2)
     reach = jnp.exp(jnp.sum(jnp.where(steps_after(q), 0, row), axis=-1, keepdims=True))
@@ -134,8 +135,8 @@ def step(
     `solved` is that inverse, if it was kept.
     """
     does = weights(chunk, form)
-    solved = inverse_again(does.erased, solved)
+    solved = inverse_again(does.erased, solved, form)
     missing = v.astype(form.sums) - multiply(does.k, state, 'nt', form)
-    values = multiply_exactly(solved, chunk.beta * missing, 'nn', form)
+    values = multiply_with_rest(solved, chunk.beta * missing, 'nn', form)
     o = multiply(does.q, state, 'nt', form) + multiply(does.among, values, 'nn', form)
     return o, does.factor * state + multiply(values, does.writes, 'tn', form), solved

@@ -9,7 +9,7 @@ from pallas_kernels.diagonal_low_rank.chunk import Chunk, weights
 from pallas_kernels.matrix_state.halves import Summed, earlier_by_halves, with_own
 from pallas_kernels.matrix_state.inverse import inverse_again
 from pallas_kernels.matrix_state.places import steps_after, steps_before
-from pallas_kernels.matrix_state.products import Form, exact, multiply, multiply_exactly
+from pallas_kernels.matrix_state.products import Form, added_up, multiply, multiply_with_rest
 from pallas_kernels.matrix_state.vector import Found, Parts
 
 
@@ -21,9 +21,9 @@ def step(
     `solved` is that inverse, if it was kept.
     """
     does = weights(chunk, functools.partial(found, form))
-    solved = inverse_again(-does.earlier[0], solved)
+    solved = inverse_again(-does.earlier[0], solved, form)
     written = v if len(chunk.keys) == 1 else multiply(does.earlier[1], v, 'nn', form)
-    values = multiply_exactly(solved, written + multiply(does.a, state, 'nt', form), 'nn', form)
+    values = multiply_with_rest(solved, written + multiply(does.a, state, 'nt', form), 'nn', form)
     o = multiply(does.q, state, 'nt', form) + multiply(does.among[0], values, 'nn', form)
     after = does.factor * state + multiply(values, does.writes[0], 'tn', form)
     if len(chunk.keys) == 2:
@@ -66,7 +66,7 @@ def _scalar(
     later = jnp.where(steps_before(q), log_decay, 0)
 
     def between(which: jax.Array) -> jax.Array:
-        return jnp.exp(multiply(jnp.broadcast_to(jnp.where(which, 1.0, 0.0), later.shape), later, 'nn', exact(later)))
+        return jnp.exp(added_up(jnp.broadcast_to(jnp.where(which, 1.0, 0.0), later.shape), later, form))
 
     by_q, by_a = _plain(q, a, keys, form)
     reads, reads_before = between(~steps_after(q)), between(steps_before(q))

@@ -59,7 +59,8 @@ def linear_attention_sums(
     decay = jnp.broadcast_to(decay, (rows, steps, *k.shape[2:]))
 
     def flat(x: jax.Array) -> jax.Array:
-        return x.reshape(*x.shape[:-2], -1)
+        *others, h, k = x.shape
+        return x.reshape(*others, h * k)
 
     z, last = linear_scan(
         flat(k), flat(decay), state=flat(call.state[..., 0]), segments=segments, implementation=implementation

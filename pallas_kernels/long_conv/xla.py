@@ -19,7 +19,7 @@ from pallas_kernels.long_conv.vjp import recomputed
 
 def _forward(x: jax.Array, kernel: jax.Array, runs: jax.Array | None) -> jax.Array:
     t = x.shape[1]
-    if t == 0:
+    if x.size == 0:
         return x
     if kernel.shape[0] <= tiling.SHIFTS and t > tiling.TOEPLITZ:
         return _shifted(x, kernel, runs)

@@ -1,24 +1,27 @@
 """The inverse of the triangular matrices of chunks, portable and in kernels for TPUs, and its gradient."""
 
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels.matrix_state.places import same_block, steps_before
-from pallas_kernels.matrix_state.products import exact, multiply
+from pallas_kernels.matrix_state.products import Form, Multiply, multiply_exactly, multiply_for
+
+Find = Callable[[jax.Array], jax.Array]
 
 
-def _by_blocks(strict: jax.Array) -> jax.Array:
+def _by_blocks(multiply: Multiply, strict: jax.Array) -> jax.Array:
     """The inverse in products alone: of the diagonal blocks of 1, 2, 4, ... steps, each from two of the size before.
 
     This is substitution, block by block, which stays accurate where powers of the matrix would grow.
     """
     found = jnp.where(same_block(strict, 1), 1, jnp.where(same_block(strict, 2), -strict, 0))
-    form, size = exact(strict), 2
+    size = 2
     while size < strict.shape[-1]:
         corner = jnp.where(same_block(strict, 2 * size) & ~same_block(strict, size), strict, 0)
-        found -= multiply(found, multiply(corner, found, 'nn', form), 'nn', form)
+        found -= multiply(found, multiply(corner, found, 'nn'), 'nn')
         size *= 2
     return found
 
@@ -27,19 +30,24 @@ def _by_halves(strict: jax.Array) -> jax.Array:
     """The same with the smallest possible products, which a kernel could not slice."""
     middle = strict.shape[-1] // 2
     if middle < 8:
-        return _by_blocks(strict)
+        return _by_blocks(multiply_exactly, strict)
     halves = jnp.stack([strict[..., :middle, :middle], strict[..., middle:, middle:]], axis=-3)
-    found, form = _by_halves(halves), exact(strict)
+    found = _by_halves(halves)
     first, second = found[..., 0, :, :], found[..., 1, :, :]
-    corner = -multiply(second, multiply(strict[..., middle:, :middle], first, 'nn', form), 'nn', form)
+    corner = -multiply_exactly(second, multiply_exactly(strict[..., middle:, :middle], first, 'nn'), 'nn')
     upper = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
     return jnp.concatenate([upper, jnp.concatenate([corner, second], axis=-1)], axis=-2)
 
 
-def _pull_inverse(found: jax.Array, dfound: jax.Array) -> tuple[jax.Array]:
-    form = exact(found)
-    dstrict = -multiply(found, multiply(dfound, found, 'nt', form), 'tn', form)
+def _gradient(multiply: Multiply, found: jax.Array, dfound: jax.Array) -> tuple[jax.Array]:
+    dstrict = -multiply(found, multiply(dfound, found, 'nt'), 'tn')
     return (jnp.where(steps_before(found), dstrict, 0),)
+
+
+def _differentiable(find: Find, multiply: Multiply) -> Find:
+    inverse = jax.custom_vjp(find)
+    inverse.defvjp(lambda strict: (find(strict),) * 2, functools.partial(_gradient, multiply))
+    return inverse
 
 
 def inverse(strict: jax.Array, platform: str) -> jax.Array:
@@ -47,27 +55,22 @@ def inverse(strict: jax.Array, platform: str) -> jax.Array:
 
     On a CPU the time is proportional to the operations; other devices multiply whole matrices at once.
     """
-    return (_inverse_by_halves if platform == 'cpu' else _inverse_by_blocks)(strict)
+    find = _by_halves if platform == 'cpu' else functools.partial(_by_blocks, multiply_exactly)
+    return _differentiable(find, multiply_exactly)(strict)
 
 
-def _differentiable(find: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-    inverse = jax.custom_vjp(find)
-    inverse.defvjp(lambda strict: (find(strict),) * 2, _pull_inverse)
-    return inverse
+def inverse_again(strict: jax.Array, solved: jax.Array | None, form: Form) -> jax.Array:
+    """The inverse, by products of whole matrices for what is multiplied in a form, or `solved`, found before."""
+    multiply = multiply_for(form)
+    if solved is None:
+        return _differentiable(functools.partial(_by_blocks, multiply), multiply)(strict)
+    return _recalled(multiply)(strict, solved)
 
 
-_inverse_by_halves, _inverse_by_blocks = _differentiable(_by_halves), _differentiable(_by_blocks)
-
-
-@jax.custom_vjp
-def recalled(strict: jax.Array, found: jax.Array) -> jax.Array:
-    """Returns the inverse `found` before, with its gradient."""
-    return found
-
-
-recalled.defvjp(lambda strict, found: (found, found), lambda found, dfound: (*_pull_inverse(found, dfound), None))
-
-
-def inverse_again(strict: jax.Array, solved: jax.Array | None) -> jax.Array:
-    """The inverse, by products of whole matrices, or that found before."""
-    return _inverse_by_blocks(strict) if solved is None else recalled(strict, solved)
+def _recalled(multiply: Multiply) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """The inverse found before, of its matrix and itself, with its gradient."""
+    recalled = jax.custom_vjp(lambda strict, found: found)
+    recalled.defvjp(
+        lambda strict, found: (found, found), lambda found, dfound: (*_gradient(multiply, found, dfound), None)
+    )
+    return recalled

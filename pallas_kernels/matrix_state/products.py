@@ -2,9 +2,11 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 EXACT = 'highest'
@@ -23,6 +25,10 @@ class Form:
 def exact(like: jax.Array) -> Form:
     """The form of products whose factors and sums are of the type of an array, nothing rounded."""
     return Form(like.dtype, like.dtype, EXACT)
+
+
+PARTS = Form(jnp.bfloat16, jnp.float32)
+"""That of products of parts of float32 numbers."""
 
 
 class _Sides(NamedTuple):
@@ -52,7 +58,7 @@ def multiply(left: jax.Array, right: jax.Array, sides: str, form: Form) -> jax.A
     )
 
 
-def multiply_exactly(left: jax.Array, right: jax.Array, sides: str, form: Form) -> jax.Array:
+def multiply_with_rest(left: jax.Array, right: jax.Array, sides: str, form: Form) -> jax.Array:
     """Returns `left @ right` as `multiply` does, with what rounding takes from `left` as a product of its own.
 
     Of keys alike and strengths near two a row of a triangular inverse is 1, -2, 2, -2, ...: its sum is one or less in
@@ -63,6 +69,61 @@ def multiply_exactly(left: jax.Array, right: jax.Array, sides: str, form: Form) 
         return product
     taken = jax.lax.stop_gradient(left - left.astype(form.operands).astype(form.sums))
     return product + multiply(taken, right, sides, form)
+
+
+Multiply = Callable[[jax.Array, jax.Array, str], jax.Array]
+
+
+def multiply_exactly(left: jax.Array, right: jax.Array, sides: str) -> jax.Array:
+    """Returns `left @ right` with nothing rounded to a narrower type."""
+    return multiply(left, right, sides, exact(left))
+
+
+def multiply_in_parts(left: jax.Array, right: jax.Array, sides: str) -> jax.Array:
+    """Returns `left @ right` of float32 factors in three products of bfloat16 parts.
+
+    What rounding takes from a factor is a part of it; the product of both is left out, 2^-16 of the factors.
+    """
+    (left, dleft), (right, dright) = (_parts(factor, 2) for factor in (left, right))
+    return multiply(left, right, sides, PARTS) + (
+        multiply(left, dright, sides, PARTS) + multiply(dleft, right, sides, PARTS)
+    )
+
+
+def multiply_for(form: Form) -> Multiply:
+    """What multiplies float32 numbers that products of a form rest on: parts beside bfloat16, else exact products."""
+    return multiply_in_parts if form.operands == jnp.bfloat16 else multiply_exactly
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def added_up(which: jax.Array, array: jax.Array, form: Form) -> jax.Array:
+    """Returns `which @ array` of zeros and ones with nothing rounded, `... c c` and `... c n`.
+
+    Beside products of bfloat16 the array is three parts of eight bits each, and so there are three products for six.
+    """
+    return _added_up(which, array, 'nn', form)
+
+
+def _added_up(which: jax.Array, array: jax.Array, sides: str, form: Form) -> jax.Array:
+    if form.operands != jnp.bfloat16:
+        return multiply(which, array, sides, exact(array))
+    first, *others = (multiply(which, part, sides, PARTS) for part in _parts(array, 3))
+    return first + (others[0] + others[1])
+
+
+added_up.defvjp(
+    lambda which, array, form: (added_up(which, array, form), which),
+    lambda form, which, dsums: (None, _added_up(which, dsums, 'tn', form)),
+)
+
+
+def _parts(array: jax.Array, number: int) -> list[jax.Array]:
+    """Bfloat16 numbers of which each is what rounding takes from the array without those before."""
+    parts = []
+    for _ in range(number):
+        parts.append(array.astype(jnp.bfloat16))
+        array = array - parts[-1].astype(array.dtype)
+    return parts
 
 
 def _save(left: jax.Array, right: jax.Array, sides: str, form: Form) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:

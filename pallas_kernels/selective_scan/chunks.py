@@ -31,9 +31,10 @@ def chunked(array: jax.Array, steps: int) -> jax.Array:
     """`b t ...` as `chunks c b ...`, padded with zeros: steps of size zero change nothing."""
     array = jnp.moveaxis(array, 1, 0)
     array = jnp.pad(array, ((0, -array.shape[0] % steps),) + ((0, 0),) * (array.ndim - 1))
-    return array.reshape(-1, steps, *array.shape[1:])
+    return array.reshape(array.shape[0] // steps, steps, *array.shape[1:])
 
 
 def by_time(array: jax.Array, t: int) -> jax.Array:
     """`chunks c b ...` as `b t ...`."""
-    return jnp.moveaxis(array.reshape(-1, *array.shape[2:])[:t], 0, 1)
+    chunks, steps, *others = array.shape
+    return jnp.moveaxis(array.reshape(chunks * steps, *others)[:t], 0, 1)

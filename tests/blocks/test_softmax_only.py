@@ -182,3 +182,5 @@ def test_what_has_no_temperature_is_refused_or_not_a_number():
     assert np.isfinite(y[:, :2]).all() and np.isnan(y[:, 2]).all()
     with pytest.raises(UserError, match='heads is 3; it must divide dim, which is 8'):
         SoftmaxOnlyBlock(8, heads=3, rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match=r'temperature of SoftmaxOnlyBlock is 0\.0; it must be positive'):
+        SoftmaxOnlyBlock(8, heads=2, temperature=0.0, rngs=nnx.Rngs(0))

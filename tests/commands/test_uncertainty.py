@@ -14,6 +14,7 @@ from attnlab.analysis import odin, scores, uncertainty
 from attnlab.analysis.outputs import changed, outputs, reader, stacked
 from attnlab.analysis.risk import LOSSES
 from attnlab.cli import main
+from attnlab.data.long_range.drawn import Drawn
 from attnlab.quantize.formats import Symmetric
 from attnlab.quantize.layers import Quantization
 from attnlab.runs.loading import load_run
@@ -188,6 +189,12 @@ def test_a_risk_of_a_language_model(originals, capsys, name):
     assert 0 <= found['recent_risk']['risk']['value'] <= 1 and 'recent: coverage' in found['conformal']
     assert asked(run, '--rows=12', f'--risk={name}', '--risk_level=0.1') == 2
     assert '--risk_level is 0.1; 6 rows that choose promise 0.143 at best' in capsys.readouterr().err
+
+
+def test_scores_are_fitted_to_no_examples_that_are_reported_whatever_their_split_is_called(images, capsys, monkeypatch):
+    monkeypatch.setattr(Drawn, 'same_rows', lambda data, split, other: {split, other} == {'valid', 'test'})
+    assert asked(images, '--split=test', '--fitted_split=valid') == 2
+    assert '--fitted_split is valid, whose examples are those of test, the split' in capsys.readouterr().err
 
 
 def test_a_classifier(originals, images, capsys):

@@ -40,8 +40,18 @@ ROOT = pathlib.Path(__file__).parents[2]
     ],
 )
 def test_steps_keep_their_kernels_on_four_tpus(steps):
+    check('v5e:2x2', steps)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != 'linux', reason='the compiler for TPUs is made for Linux')
+def test_steps_keep_their_kernels_on_sixteen_tpus():
+    check('v5e:4x4', [f'zoo={recipe},data=4,fsdp=2,tensor=2' for recipe in ('mha', 'gla', 'mamba')])
+
+
+def check(topology, steps):
     # In a process of its own: the compiler's library speaks up in every process that finds it.
-    command = [sys.executable, '-m', 'tests.compile.training', *steps]
+    command = [sys.executable, '-m', 'tests.compile.training', f'--topology={topology}', *steps]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=1200)
     assert done.returncode == 0, f'make test installs the compiler of TPUs.\n{done.stderr[-3000:]}'
     print(done.stdout)

@@ -5,12 +5,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from attnlab.config import build, spec
 from attnlab.context import Context
 from attnlab.convert.elite import elite_chunks, score_distance, to_elite
 from attnlab.errors import UserError
 from attnlab.functional.rotary import rotary_angles
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.nn.positions import Alibi, Rope
+from attnlab.nn.preludes import ShortConv
 from attnlab.testing.contract import context
 from attnlab.testing.noise import noise
 from attnlab.testing.tolerances import assert_close
@@ -20,7 +22,8 @@ ALL = ((2, 0, 3, 1), (0, 1, 2, 3))
 
 
 def attention(**kwargs) -> Attention:
-    return Attention(DIM, **({'heads': HEADS, 'key_dim': KEY, 'position': Rope()} | kwargs), rngs=nnx.Rngs(0))
+    arguments = {'heads': HEADS, 'key_dim': KEY, 'position': Rope()} | kwargs
+    return build(spec(Attention, **arguments))(DIM, rngs=nnx.Rngs(0))
 
 
 def with_energy_in(chunks) -> Attention:
@@ -117,7 +120,15 @@ def test_padding_does_not_count():
 
 
 @pytest.mark.parametrize(
-    'kwargs', [{'kv_heads': 1}, {'position': Alibi()}, {'window': 4}, {'bias': True}, {'position': Rope(fraction=0.5)}]
+    'kwargs',
+    [
+        {'kv_heads': 1},
+        {'position': Alibi()},
+        {'window': 4},
+        {'bias': True},
+        {'position': Rope(fraction=0.5)},
+        {'prelude': spec(ShortConv)},
+    ],
 )
 def test_other_attention_is_refused(kwargs: dict):
     with pytest.raises(UserError, match='elite frequencies need'):

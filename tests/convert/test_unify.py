@@ -22,6 +22,7 @@ from attnlab.nn.mlps import GatedMLP
 from attnlab.nn.positions import Rope
 from attnlab.testing.tolerances import assert_close
 from attnlab.zoo import ZOO
+from pallas_kernels import Softmax
 
 DIM = 8
 
@@ -92,12 +93,24 @@ def test_groups_of_one_change_nothing():
     assert_close(streamed, expected, dtype=jnp.float32, reduction=DIM * 6, what='streamed')
 
 
+@pytest.mark.parametrize(('name', 'value'), [('window', 8), ('weights', Softmax(soft_cap=20.0))])
+def test_parts_that_a_few_tokens_do_not_show_are_refused(name: str, value):
+    with pytest.raises(UserError, match=f'layer 0 is attention with {name}; only plain attention'):
+        unified(language_model(**{name: value}), tokens(6), layers=1)
+
+
 def test_what_cannot_share_weights_is_refused():
     with pytest.raises(UserError, match='layer 0 is not plain softmax attention'):
-        unified(language_model(window=2), tokens(6))
+        unified(language_model(value_dim=3), tokens(6))
     stack = spec(Stack, depth=1, blocks=(spec(Block, mixer=ZOO['mingru'].spec),))
     recurrent = build(spec(Model, dim=DIM, stack=stack, head=spec(LanguageHead), dtype='float32'))
     with pytest.raises(UserError, match='layer 0 is Block; only causal attention blocks'):
         unified(recurrent(11, rngs=nnx.Rngs(0)), tokens(6))
+    blocks = tuple(spec(Block, mixer=spec(Attention, heads=heads), mlp=None) for heads in (2, 4))
+    mixed = build(
+        spec(Model, dim=DIM, stack=spec(Stack, depth=2, blocks=blocks), head=spec(LanguageHead), dtype='float32')
+    )
+    with pytest.raises(UserError, match='layers 0 to 1 have other heads; those of a group share their weights'):
+        unified(mixed(11, rngs=nnx.Rngs(0)), tokens(6), layers=2)
     with pytest.raises(UserError, match='layers is 0 and begin 0; the model has 4 layers'):
         unified(language_model(), tokens(6), layers=0)

@@ -73,3 +73,9 @@ def test_mistakes_are_named(setup):
         Anomalies(AtEnd(), quantile=1.0)
     with pytest.raises(UserError, match='40 rows are fewer than a part of Disturbances, 80'):
         Anomalies(AtEnd(), split='valid').load_data(setup)
+    short = get_config('task=anomalies,system=linear,lookback=25')
+    with short.unlocked():
+        short.task.data.rows = 200
+    # Before anything is trained.
+    with pytest.raises(UserError, match='the valid split has 20 rows; windows of 25 do not fit'):
+        Anomalies(AtEnd(), split='valid', disturbances=Disturbances(every=8, span=2)).load_data(prepare(short))

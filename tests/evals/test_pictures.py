@@ -89,3 +89,7 @@ def test_mistakes_are_named():
     with_token = prepare(config_of(CONFIG, 'data=count,token=first'))
     with pytest.raises(UserError, match='whose tokens lie on a grid of two axes; use token=mean'):
         ReceptiveField(AtEnd(), count=1).evaluate(with_token, nnx.State({}))
+    # Before anything is trained.
+    with pytest.raises(UserError, match='whose tokens lie on a grid of two axes; use token=mean'):
+        ReceptiveField(AtEnd()).load_data(with_token)
+    ReceptiveField(AtEnd()).load_data(prepare(config_of(CONFIG, 'data=count,token=mean')))

@@ -176,6 +176,23 @@ def test_what_is_not_measured_is_and_a_stopped_run_leaves_the_rest(done, tmp_pat
     assert '3 of 3 runs' in results(tmp_path)['README.md'].decode()
 
 
+def test_one_that_is_stopped_in_its_first_run_reports_nothing(done, tmp_path, monkeypatch):
+    folder = shutil.copytree(done / 'experiments' / 'toy', tmp_path / 'experiments' / 'toy')
+    before = results(tmp_path)
+    monkeypatch.setattr(launch, 'train', lambda *_, **__: loop.STOPPED)
+    assert run(tmp_path) == loop.STOPPED and results(tmp_path) == before
+    shutil.rmtree(folder / 'results')
+    assert run(tmp_path) == loop.STOPPED
+
+
+def test_results_that_were_damaged_are_named(done, tmp_path):
+    folder = shutil.copytree(done / 'experiments' / 'toy', tmp_path / 'experiments' / 'toy')
+    with (folder / 'results' / 'cpu.json').open('a') as file:
+        file.write('<<<<<<< HEAD')
+    with pytest.raises(UserError, match=r'results/cpu.json is not what was written there: Extra data'):
+        report_experiment(Experiment(folder, 'cpu'), tmp_path / 'runs', 'command', Console(quiet=True))
+
+
 def test_a_signal_in_the_last_evaluation_of_a_run_stops_the_experiment(done, tmp_path, monkeypatch):
     """The run is at its end, and is measured; no other is begun."""
     shutil.copytree(done, tmp_path, dirs_exist_ok=True)

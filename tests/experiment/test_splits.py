@@ -10,8 +10,9 @@ from attnlab.config import build
 from attnlab.configuration import config_of
 from attnlab.experiment.experiment import SIZES, Experiment
 from attnlab.experiment.splits import chosen_on_valid
+from attnlab.sweep.splits import split_of
 from attnlab.sweep.sweep import read
-from attnlab.train.average import SUFFIX
+from attnlab.tasks.task import same_rows
 from configs import recall
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -63,17 +64,12 @@ def studies_of(folder, size):
     return Experiment(folder, size).studies()
 
 
-def split_of(base, metric):
-    """The split that an evaluator of a run reads, by the metric's first part."""
-    name = metric.partition('/')[0].removesuffix(SUFFIX)
-    (found,) = [evaluator.split for evaluator in map(build, base.evals) if evaluator.name == name]
-    return found
-
-
 def apart(config):
-    """Whether a sweep's metric is of another split than that which its confirmed runs are judged by."""
+    """Whether a sweep's metric is of other examples than those that its confirmed runs are judged by."""
     sweep = read(config)
-    return split_of(sweep.base, sweep.metric) != split_of(sweep.base, sweep.score)
+    chosen, reported = (split_of(sweep.base, metric) for metric in (sweep.metric, sweep.score))
+    assert None not in (chosen, reported)
+    return not same_rows(build(sweep.base.task), chosen, reported)
 
 
 @pytest.mark.parametrize(

@@ -200,6 +200,11 @@ def test_a_sweep_that_was_stopped_is_not_reported(experiment, tmp_path, monkeypa
     monkeypatch.setattr(study_experiment.launch, 'run_processes', lambda *arguments: None)
     assert not run_studies(experiment, tmp_path / 'runs', 'command', 1, QUIET)
     assert (experiment.folder / 'README.md').read_text() == README
+    # Begun, they have no trial that says what they were made with.
+    for name, config in experiment.studies()['text'].items():
+        create_study(tmp_path / 'runs' / 'toy' / 'cpu' / 'text' / name, config)
+    with pytest.raises(UserError, match='text/one is no study with a trial yet: run the experiment first'):
+        report_studies(experiment, tmp_path / 'runs', 'command', QUIET)
 
 
 def test_reports_without_baselines_are_given_those_of_their_config(experiment, monkeypatch):

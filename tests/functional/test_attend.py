@@ -10,7 +10,7 @@ import pytest
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.attend import attend, identity_values, look
-from attnlab.functional.cache import Entries, empty_cache
+from attnlab.functional.cache import Entries, ForgettingEntries, KeyValueCache, empty_cache
 from attnlab.functional.dense import softmax
 from attnlab.functional.penalty import Penalised
 from attnlab.functional.reach import Reach
@@ -50,6 +50,34 @@ def test_whole_rows_see_what_the_core_sees(causal, window, sinks, slopes):
     assert_close(actual, expected, dtype=jnp.float32, reduction=T, what=str(reach))
 
 
+def test_scores_of_16_bits_are_not_rounded_to_them():
+    q, k, v = operands()
+    q, k = (4 * x.astype(jnp.bfloat16) for x in (q, k))
+    view = look(entries(k, v), Context.full(2, T), Reach())
+    expected = attend(*(x.astype(jnp.float32) for x in (q, k)), v, view)
+    assert_close(attend(q, k, v, view, weights=whole_rows), expected, dtype=jnp.float32, reduction=T, what='y')
+
+
+def test_a_key_in_the_direction_of_the_query_is_at_its_limit_wherever_it_is():
+    found = []
+
+    def rows(rows, key):
+        found.append(rows)
+        return whole_rows(rows, key)
+
+    q, _, v = operands()
+    same, slopes = jnp.broadcast_to(q[:, :1, :GROUPS], (2, T, GROUPS, K)), jnp.array([0.5, 0.25])
+    attend(same, same, v, look(entries(same, v), Context.full(2, T), Reach(causal=False)), weights=rows, slopes=slopes)
+    assert_close(found[0].limits, found[0].scores, dtype=jnp.float32, reduction=K, what='limits')
+
+
+@pytest.mark.parametrize('name', ['mosaic_gpu', 'two_pass', 'cudnn'])
+def test_whole_rows_have_no_kernel(name):
+    with pytest.raises(UserError, match=f"function needs whole rows and has no form '{name}'"):
+        read(Reach(), weights=whole_rows, implementation=name)
+    read(Reach(), weights=whole_rows, implementation='xla')
+
+
 @pytest.mark.parametrize('weights', [{}, {'weights': whole_rows}], ids=['core', 'whole_rows'])
 @pytest.mark.parametrize('reach', [Reach(), Reach(window=2, sinks=1)], ids=str)
 def test_a_cache_that_is_too_short_gives_nan_once(reach, weights):
@@ -65,6 +93,30 @@ def test_a_cache_that_is_too_short_gives_nan_once(reach, weights):
             assert np.isnan(y).all()
         else:
             assert_close(y, expected[:, part], dtype=q.dtype, reduction=T, what=f'from {start}')
+
+
+@pytest.mark.parametrize('reach', [Reach(), Reach(window=4)], ids=str)
+def test_gates_far_into_a_prompt_have_their_digits(reach):
+    """After sums of 5e4, in float32, of which neighbours differ by multiples of 4e-3; also of what is kept of them."""
+    length, prompt = 24, 20
+    q, k, v = (noise(1, length, HEADS, K, seed=seed) for seed in range(3))
+    gates = jax.nn.log_sigmoid(noise(1, length, HEADS, seed=3)).at[:, 1].set(-5e4 - 0.123)
+
+    @functools.partial(jax.jit, static_argnums=(0, 1))
+    def gated(start: int, stop: int, cache: KeyValueCache | None) -> tuple[jax.Array, KeyValueCache | None]:
+        queries, keys, values, log_forget = (x[:, start:stop] for x in (q, k, v, gates))
+        ctx = Context.full(1, stop - start, start=start)
+        view = look(entries(keys, values), ctx, reach, cache, log_forget=log_forget)
+        return attend(queries, view.entries.keys, view.entries.values, view), view.cache
+
+    cache = empty_cache(1, length, kv_heads=HEADS, key_dim=K, value_dim=K, dtype=q.dtype, reach=reach)
+    forgotten = jnp.zeros((*cache.entries.segments.shape, HEADS))
+    cache = cache._replace(entries=ForgettingEntries(*cache.entries, forgotten))
+    expected, _ = gated(0, length, None)
+    y, cache = gated(0, prompt, cache)
+    np.testing.assert_allclose(y, expected[:, :prompt], atol=1e-5)
+    y, _ = gated(prompt, length, cache)
+    np.testing.assert_allclose(y, expected[:, prompt:], atol=1e-5)
 
 
 def test_values_of_the_identity_read_weights():

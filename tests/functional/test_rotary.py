@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from attnlab.errors import UserError
+from attnlab.functional.grids import axial_angles
 from attnlab.functional.rotary import rotate, rotated_channels
 
 
@@ -62,3 +63,11 @@ def test_a_share_of_the_channels_turns(fraction: float):
 
 def test_rounding_of_the_fraction_is_forgiven():
     assert rotated_channels(25, 0.56) == 14
+
+
+@pytest.mark.parametrize('base', [0.0, -1.0])
+def test_a_base_is_positive(base: float):
+    with pytest.raises(UserError, match=f'base is {base}; positions are turned at powers of it'):
+        rotate(jnp.ones((1, 1, 1, 4)), jnp.zeros((1, 1), jnp.int32), base=base)
+    with pytest.raises(UserError, match=f'base is {base}; positions are turned at powers of it'):
+        axial_angles((2, 2), 4, base, jnp.float32)

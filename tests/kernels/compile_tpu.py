@@ -4,7 +4,8 @@
 
 For every topology, core and call of `real()` one line of JSON on standard output: seconds of processor time, memory
 and cost as the compiler has them; with `--schedules` of every kernel the instructions (bundles) that it was compiled
-to, the part of their slots for matrix units and for vectors that is used, and registers spilled. libtpu is taken from
+to, those of each loop in a program, the part of their slots for matrix units and for vectors that is used, and
+registers spilled. libtpu is taken from
 `<environment>/libtpu`, where it disturbs nobody else, or as installed.
 """
 
@@ -38,11 +39,29 @@ def schedules(folder: pathlib.Path, core: str) -> list[dict[str, object]]:
     """What the compiler wrote of the kernels of a core, in the order in which it compiled them; empties the folder."""
     found: list[dict[str, object]] = []
     for path in sorted(folder.glob('*-final_hlo-static-per-bundle-utilization.txt')):
-        name = re.sub(r'^\d+-|-\d+-final_hlo.*', '', path.name)
+        stem = re.sub(r'-\d+-final_hlo.*', '', path.name)
+        name = re.sub(r'^\d+-', '', stem)
         if core in name or 'matrix_state' in name:
-            found.append({'kernel': name} | schedule(path.read_text()))
+            (bundles,) = (path for path in folder.glob(f'{stem}-*-final_bundles.txt') if 'analysis' not in path.name)
+            found.append({'kernel': name} | schedule(path.read_text()) | {'loops': loops(bundles.read_text())})
     shutil.rmtree(folder)
     folder.mkdir()
+    return found
+
+
+def loops(text: str) -> list[int]:
+    """The bundles of each loop within a program, in their order, from a line for every bundle of a kernel.
+
+    Bundles that branches leave out are those of the loop. All programs together are a loop too, which is left out.
+    """
+    found: list[int] = []
+    depth = 1
+    for begins, arrows in re.findall(r'^\s*(?:0x[0-9a-f]+|0)\s+([A-Z]*)\s*:\s*(>*)', text, re.MULTILINE):
+        if len(arrows) > 1:
+            if depth == 1 or begins == 'LB':
+                found.append(0)
+            found[-1] += 1
+        depth = max(1, len(arrows))
     return found
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pallas_kernels
-from pallas_kernels import Softmax, cost, counting, dispatch, target, tiling
+from pallas_kernels import Softmax, cost, counting, dispatch, target, tiling, tuning
 from pallas_kernels.attention import blocks
 from pallas_kernels.attention.problem import Rule
 
@@ -54,12 +54,33 @@ def test_executed_attention_counts_whole_tiles(causal, window, t, s):
     done = scores(tile.queries, tile.keys)
     assert call['mosaic_tpu'].executed.forward.flops == 2 * done * (64 + 128)
     assert call['mosaic_tpu'].executed.backward.flops == 2 * done * (4 * 64 + 3 * 128)
-    steps = tiling.attention_hopper(64, 128, 3, vectors=0, numbers=2, bias=False)
+    steps = tiling.attention_hopper(64, 128, 3, vectors=0, numbers=3, bias=False)
     found = call['mosaic_gpu'].executed
     assert found.forward.flops == 2 * scores(128, steps.forward) * (64 + 128)
     of_queries, of_keys = scores(128, steps.query_gradients), scores(steps.key_gradients, 128)
     assert found.backward.flops == 2 * (of_queries * (2 * 64 + 128) + of_keys * (2 * 64 + 2 * 128))
     assert found.backward.exponentials == of_queries + of_keys
+
+
+@pytest.mark.parametrize(('k', 'v', 'turns'), [(64, 128, 1), (192, 192, 2)])
+def test_executed_attention_on_hopper_has_the_tiles_that_its_kernels_ask_for(k, v, turns):
+    arrays = [jax.ShapeDtypeStruct((1, 330, heads, size), jnp.bfloat16) for heads, size in ((6, k), (2, k), (2, v))]
+
+    def loss(*arrays):
+        return pallas_kernels.attention(*arrays).astype(jnp.float32).sum()
+
+    with target.compiling_for(target.H100), tuning.recording() as asked, dispatch.ledger() as entries:
+        jax.eval_shape(jax.grad(loss, (0, 1, 2)), *arrays)
+    tile = tiling.attention_hopper(**dict(asked[0].call))
+    assert tile.together == (turns == 1)
+    of_queries, of_keys = (
+        6 * queries * keys * tiles_seen(330, 330, queries, keys, True, None)
+        for queries, keys in ((128, tile.query_gradients), (tile.key_gradients, 128))
+    )
+    found = entries[0].cost.executed.backward
+    # Of keys and values apart, the scores are computed for each.
+    assert found.flops == 2 * (of_queries * (2 * k + v) + of_keys * (2 * k + 2 * v + (turns - 1) * k))
+    assert found.exponentials == of_queries + turns * of_keys
 
 
 def test_a_narrow_window_in_blocks_costs_the_blocks():
@@ -216,6 +237,7 @@ CALLS = {
     'delta_rule': MATRIX | {'beta': (B, T, H)},
     'delta_rule scalar': MATRIX | {'beta': (B, T, H), 'log_decay': (B, T, H)},
     'delta_rule vector': MATRIX | {'beta': (B, T, H), 'log_decay': (B, T, H, K)},
+    'delta_rule erase': MATRIX | {'beta': (B, T, H), 'erase': (B, T, H, K), 'log_decay': (B, T, H, K)},
     'diagonal_low_rank': MATRIX | {'a': (B, T, H, K)},
     'diagonal_low_rank scalar': MATRIX | {'a': (B, T, H, K), 'log_decay': (B, T, H)},
     'diagonal_low_rank vector': MATRIX | {'a': (B, T, H, K), 'b': (B, T, H, K), 'log_decay': (B, T, H, K)},
@@ -283,6 +305,7 @@ BY_HAND = {
     'delta_rule': (0, 0),
     'delta_rule scalar': (B * T * H, 0),
     'delta_rule vector': (B * T * H * K, 0),
+    'delta_rule erase': (B * T * H * K, 0),
     'diagonal_low_rank': (0, 0),
     'diagonal_low_rank scalar': (B * T * H, 0),
     'diagonal_low_rank vector': (B * T * H * K, 0),

@@ -1,11 +1,14 @@
 import functools
 import re
+from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attnlab.testing.noise import noise
+from attnlab.testing.tolerances import assert_close
 from pallas_kernels import cross_entropy, cross_entropy_part, dispatch, target, tiling
 from pallas_kernels.cases import cross_entropy as cases
 from pallas_kernels.cases.drawing import Call
@@ -98,6 +101,28 @@ def test_forms_that_hold_parts_are_the_reference(implementation, dtype, name, co
         implementation=implementation,
         embedding=max(case.n, case.o),
     )
+
+
+@pytest.mark.parametrize('implementation', ['xla', 'mosaic_gpu'])
+def test_probabilities_of_a_mean_over_many_tokens_do_not_vanish_in_float16(implementation, small_tiles):
+    """Their weights, 2^-23, are two of the smallest numbers of float16; their sums, times a large activation, none."""
+    n, o, d = 130, 512, 16
+    hidden = noise(n, d, seed=0).at[:, 0].set(64)
+    embedding = noise(o, d, seed=1).at[:, 0].set(0) / 4
+
+    def gradients(implementation, dtype):
+        def loss(hidden, embedding):
+            return 2**-14 * cross_entropy(hidden, embedding, labels, implementation=implementation).sum()
+
+        labels = jnp.arange(n, dtype=jnp.int32)
+        return jax.jit(jax.grad(loss, (0, 1)))(hidden.astype(dtype), embedding.astype(dtype))
+
+    with target.compiling_for(target.interpreted(implementation)) if implementation != 'xla' else nullcontext():
+        found = gradients(implementation, jnp.float16)
+    expected = gradients('reference', jnp.float32)
+    for one, other, what in zip(found, expected, ('hidden', 'embedding'), strict=True):
+        assert_close(one, other, dtype=jnp.float16, reduction=o, what=what)
+    assert_close(found[1][n:], expected[1][n:], dtype=jnp.float16, reduction=n, what='classes that are no label')
 
 
 @pytest.mark.slow

@@ -10,7 +10,10 @@ from attnlab.testing.noise import noise
 from attnlab.testing.tolerances import assert_close
 from pallas_kernels import delta_rule, linear_attention, target, tiling
 from pallas_kernels.cases import delta_rule as cases
-from pallas_kernels.matrix_state.inverse import inverse
+from pallas_kernels.cases.drawing import Call
+from pallas_kernels.matrix_state.chunks import MODERATE
+from pallas_kernels.matrix_state.inverse import inverse, inverse_again
+from pallas_kernels.matrix_state.products import Form, added_up
 
 NARROW = ('shared queries and keys', 'packed scalar', 'packed vector', 'strong vector')
 SMALL = ('two', 'threes and twos', 'packed constant')
@@ -297,6 +300,48 @@ def test_inverse_of_keys_alike(size, most, platform):
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize('most', [1.0, 2.0])
+def test_inverse_in_products_of_parts(most):
+    """As kernels for TPUs have it beside products of bfloat16, to less than what those round."""
+    keys = np.random.default_rng(0).standard_normal((2, 64, 32)) + np.array([2.0, 0.0])[:, None, None]
+    keys /= np.linalg.norm(keys, axis=-1, keepdims=True)
+    strict = np.tril(most * keys @ keys.swapaxes(1, 2), -1)
+    expected = np.linalg.inv(np.eye(64) + strict)
+    cotangent = np.random.default_rng(1).standard_normal(strict.shape)
+    transposed = expected.swapaxes(1, 2)
+    gradient = np.tril(-transposed @ cotangent @ transposed, -1)
+    form, cotangent = Form(jnp.bfloat16, jnp.float32), jnp.asarray(cotangent, jnp.float32)
+    found, pull = jax.vjp(lambda strict: inverse_again(strict, None, form), jnp.asarray(strict, jnp.float32))
+    again = jax.vjp(lambda strict: inverse_again(strict, found, form), jnp.asarray(strict, jnp.float32))[1]
+    for ours, right in ((found, expected), (pull(cotangent)[0], gradient), (again(cotangent)[0], gradient)):
+        worst = np.abs(ours - right).max(axis=(1, 2)) / np.abs(right).max(axis=(1, 2))
+        assert worst.max() < 2**-12, worst
+
+
+def test_sums_in_parts_lose_nothing():
+    """Of numbers of 24 bits each, some of which would round the others off."""
+    which = jnp.tril(jnp.ones((1, 16, 16)))
+    array = noise(1, 16, 4, seed=0) * jnp.exp(8 * noise(1, 16, 1, seed=1))
+    form = Form(jnp.bfloat16, jnp.float32)
+    sums, pull = jax.vjp(lambda array: added_up(which, array, form), array)
+    for ours, given in ((sums, array), (pull(sums)[0][:, ::-1], sums[:, ::-1])):
+        right = np.cumsum(np.asarray(given, np.float64), axis=1)
+        size = np.cumsum(np.abs(np.asarray(given, np.float64)), axis=1)
+        assert np.all(np.abs(ours - right) <= 2**-20 * size)
+
+
+@pytest.mark.parametrize(
+    ('heads', 'together'),
+    [((4, 4, 4), 4), ((8, 2, 8), 4), ((8, 4, 8), 2), ((1, 1, 4), 4), ((6, 2, 3), 1), ((6, 6, 3), 2), ((3, 3, 3), 1)],
+)
+def test_heads_of_a_program_share_arrays_or_have_their_own(heads, together):
+    h = max(heads)
+    assert tiling.heads_tpu(2, h, set(heads), 64, 128) == together
+    assert tiling.heads_tpu(2, h, set(heads), 256, 256) == 1, 'VMEM'
+    if h == 4:
+        assert tiling.heads_tpu(1, h, set(heads), 64, 64) == 2, 'both cores'
+
+
 def test_what_a_repeated_key_holds_does_not_grow_in_bfloat16():
     """With strengths near two every write turns the memory around, and so does every chunk, of a sum of ones and twos.
 
@@ -310,6 +355,21 @@ def test_what_a_repeated_key_holds_does_not_grow_in_bfloat16():
         _, found = delta_rule(k, k, v, beta)
     _, expected = delta_rule(k, k, v, beta, implementation='reference')
     assert np.linalg.norm(found - expected) < np.linalg.norm(expected)
+
+
+def test_long_keys_where_a_chunk_nearly_decays_away(comparison):
+    """Products with later keys, which nothing reads, overflow there; they made the gradients of strengths NaN."""
+    t, length = 32, 100.0
+    key = noise(1, 1, 1, 16, seed=0)
+    key = jnp.broadcast_to(length * key / jnp.linalg.norm(key), (1, t, 1, 16))
+    arrays = {
+        'q': key / length,
+        'k': key,
+        'v': noise(1, t, 1, 4, seed=1),
+        'beta': jnp.full((1, t, 1), 1 / length**2),
+        'log_decay': jnp.full((1, t, 1, 16), -0.999 * 2 * MODERATE / (t - 1)).at[:, 0].set(0),
+    }
+    comparison.check(delta_rule, 'long keys', Call(arrays, {}), t * 16, implementation='xla')
 
 
 def test_memory_is_linear_in_length():

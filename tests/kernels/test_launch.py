@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import pallas_kernels
@@ -101,24 +102,63 @@ def test_a_kernel_says_what_it_is(core, on_hopper):
 
 
 @pytest.mark.parametrize(
-    ('here', 'core'),
+    ('here', 'core', 'name'),
     [
-        pytest.param(here, core, id=f'{here.platform}-{core}')
+        pytest.param(here, core, None, id=f'{here.platform}-{core}')
         for here in (target.H100, target.TPU_V5E)
         for core in CORES
         if core != 'softmax_topk' and not (here.platform == 'tpu' and core in HOPPER_ALONE)
+    ]
+    + [
+        pytest.param(target.H100, core, 'k=128, vector', id=f'gpu-{core}-vector')
+        for core in ('linear_attention', 'delta_rule')
     ],
 )
-def test_the_compiler_is_told_what_kernels_cost(core, here):
+def test_the_compiler_is_told_what_kernels_cost(core, here, name):
     """In all what the form executes, but for what it leaves to XLA on a GPU: a loop's other turns, and much algebra."""
     if here.platform == 'gpu' and not launch.TAKES_ESTIMATES:
         pytest.skip('this version of JAX takes no estimates')
     with dispatch.ledger() as entries:
-        found = [kernel.params['cost_estimate'] for kernel in kernels(core, here, first(core))]
+        call = first(core) if name is None else real(core)[name]
+        found = [kernel.params['cost_estimate'] for kernel in kernels(core, here, call)]
     assert min(min(estimate.flops, estimate.bytes_accessed) for estimate in found) > 0
     executed, known = entries[0].cost.executed, sum(estimate.flops for estimate in found)
-    leaves = {'cross_entropy': 0.25, 'delta_rule': 0.4}.get(core, 0.7) if here.platform == 'gpu' else 0.7
+    leaves = {'cross_entropy': 0.25, 'delta_rule': 0.4}.get(core, 0.7) if here.platform == 'gpu' and not name else 0.7
     assert leaves < known / (executed.forward.flops + executed.backward.flops) < 1.2
+    if name is not None:
+        # XLA takes those of one decay over each chunk.
+        exponentials = executed.forward.exponentials + executed.backward.exponentials
+        assert exponentials == sum(estimate.transcendentals for estimate in found)
+
+
+@pytest.mark.parametrize('core', MATRIX_STATE)
+def test_kernels_for_tpus_with_decays_of_key_channels_cost_what_is_in_their_programs(core):
+    call = next(call for call in real(core).values() if getattr(call.arrays.get('log_decay'), 'ndim', 0) == 4)
+    for kernel in kernels(core, target.TPU_V5E, call):
+        known, grid = kernel.params['cost_estimate'], math.prod(kernel.params['grid_mapping'].grid)
+        done, exponentials = counted(kernel.params['jaxpr'])
+        assert 0.8 < grid * done / known.flops < 1.1
+        # Besides, a few a chunk.
+        assert 1 <= grid * exponentials / known.transcendentals < 1.01
+
+
+def counted(jaxpr: Any) -> tuple[int, int]:
+    """The operations of the products of a program, in the dearer branch of each condition, and its exponentials."""
+    found = np.zeros(2, int)
+    for equation in jaxpr.eqns:
+        parts = [np.array(counted(program)) for program in inner(equation)]
+        match equation.primitive.name:
+            case 'dot_general':
+                summed = equation.params['dimension_numbers'][0][0]
+                terms = math.prod(equation.invars[0].aval.shape[axis] for axis in summed)
+                found[0] += 2 * terms * equation.outvars[0].aval.size
+            case 'exp':
+                found[1] += equation.outvars[0].aval.size
+            case 'cond':
+                found += np.max(parts, axis=0)
+            case name:
+                found += (equation.params['length'] if name == 'scan' else 1) * sum(parts, start=np.zeros(2, int))
+    return tuple(found.tolist())
 
 
 def test_products_are_used_after_their_wait_alone(on_hopper):

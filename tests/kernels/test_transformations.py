@@ -208,68 +208,82 @@ def _heads(core, name):
     return 1 if name == 'state' else HEADS[core]
 
 
-NO_TOKENS = {
-    'softmax': {'x': (2, 0, 5)},
-    'softmax_topk': {'x': (2, 0, 5)},
-    'attention': {'q': (2, 0, 4, 8), 'k': (2, 0, 2, 8), 'v': (2, 0, 2, 8)},
-    'linear_scan': {'x': (2, 0, 5), 'decay': (2, 0, 5), 'state': (2, 5)},
-    'long_conv': {'x': (2, 0, 5), 'kernel': (3, 5)},
-    'short_conv': {'x': (2, 0, 5), 'taps': (3, 5), 'bias': (5,)},
+NOTHING = {
+    'softmax': {'x': 'b t 5'},
+    'softmax_topk': {'x': 'b t 5'},
+    'attention': {'q': 'b t 4 8', 'k': 'b t 2 8', 'v': 'b t 2 8'},
+    'linear_scan': {'x': 'b t 5', 'decay': 'b t 5', 'state': 'b 5'},
+    'long_conv': {'x': 'b t 5', 'kernel': '3 5'},
+    'short_conv': {'x': 'b t 5', 'taps': '3 5', 'bias': '5'},
     'selective_scan': {
-        'x': (2, 0, 5),
-        'dt': (2, 0, 5),
-        'A': (5, 4),
-        'B': (2, 0, 4),
-        'C': (2, 0, 4),
-        'D': (5,),
-        'state': (2, 5, 4),
+        'x': 'b t 5',
+        'dt': 'b t 5',
+        'A': '5 4',
+        'B': 'b t 4',
+        'C': 'b t 4',
+        'D': '5',
+        'state': 'b 5 4',
     },
     'linear_attention': {
-        'q': (2, 0, 4, 8),
-        'k': (2, 0, 4, 8),
-        'v': (2, 0, 4, 8),
-        'log_decay': (2, 0, 4, 8),
-        'state': (2, 4, 8, 8),
+        'q': 'b t 4 8',
+        'k': 'b t 4 8',
+        'v': 'b t 4 8',
+        'log_decay': 'b t 4 8',
+        'state': 'b 4 8 8',
     },
+    'linear_attention_rows': {
+        'q': 'b t 4 8',
+        'k': 'b t 4 8',
+        'v': 'b t 4 8',
+        'log_decay': 'b t 4 8',
+        'state': 'b 4 8 8',
+    },
+    'linear_attention_sums': {'q': 'b t 4 8', 'k': 'b t 2 8', 'log_decay': 'b t 4', 'state': 'b 4 8'},
     'delta_rule': {
-        'q': (2, 0, 4, 8),
-        'k': (2, 0, 4, 8),
-        'v': (2, 0, 4, 8),
-        'beta': (2, 0, 4),
-        'log_decay': (2, 0, 4),
-        'state': (2, 4, 8, 8),
+        'q': 'b t 4 8',
+        'k': 'b t 4 8',
+        'v': 'b t 4 8',
+        'beta': 'b t 4',
+        'log_decay': 'b t 4',
+        'state': 'b 4 8 8',
     },
     'diagonal_low_rank': {
-        'q': (2, 0, 4, 8),
-        'k': (2, 0, 4, 8),
-        'v': (2, 0, 4, 8),
-        'a': (2, 0, 4, 8),
-        'b': (2, 0, 4, 8),
-        'state': (2, 4, 8, 8),
+        'q': 'b t 4 8',
+        'k': 'b t 4 8',
+        'v': 'b t 4 8',
+        'a': 'b t 4 8',
+        'b': 'b t 4 8',
+        'state': 'b 4 8 8',
     },
-    'cross_entropy': {'hidden': (0, 8), 'embedding': (5, 8)},
+    'cross_entropy': {'hidden': 'n 8', 'embedding': '5 8'},
 }
-"""The arguments of cores of rows without tokens."""
+"""The arguments of cores of b rows of t tokens, one of which is none."""
 
 OPTIONS = {'softmax_topk': {'k': 2}, 'cross_entropy': {'labels': np.zeros(0, np.int32)}}
 WITHOUT_DOCUMENTS = ('softmax', 'softmax_topk', 'cross_entropy')
 
 
 @pytest.mark.parametrize('packed', [False, True], ids=['', 'packed'])
-@pytest.mark.parametrize('core', NO_TOKENS)
-def test_no_tokens(core, packed):
+@pytest.mark.parametrize(('b', 't'), [(2, 0), (0, 3)], ids=['no tokens', 'no rows'])
+@pytest.mark.parametrize('core', NOTHING)
+def test_nothing_at_all(core, b, t, packed):
     if packed and core in WITHOUT_DOCUMENTS:
         pytest.skip('a core without documents')
-    options = OPTIONS.get(core, {}) | ({'segments': jnp.zeros((2, 0), jnp.int32)} if packed else {})
+    options = OPTIONS.get(core, {}) | ({'segments': jnp.zeros((b, t), jnp.int32)} if packed else {})
+    sizes = {'b': b, 't': t, 'n': b * t}
+    given = {
+        name: tuple(sizes[size] if size in sizes else int(size) for size in letters.split())
+        for name, letters in NOTHING[core].items()
+    }
     for here, dtype in ((target.current(), jnp.float32), (target.H100, jnp.bfloat16), (target.TPU_V5E, jnp.bfloat16)):
         for implementation in ('reference', 'xla', None):
             function = functools.partial(getattr(pallas_kernels, core), implementation=implementation, **options)
-            arrays = {name: jnp.ones(shape, dtype) for name, shape in NO_TOKENS[core].items()}
+            arrays = {name: jnp.ones(shape, dtype) for name, shape in given.items()}
             run = functools.partial(with_gradients, function)
             with target.compiling_for(here):
                 shapes = jax.eval_shape(run, arrays)
-            assert shapes[0][0].shape[:2] == ((0,) if core == 'cross_entropy' else (2, 0))
-            assert {name: gradient.shape for name, gradient in shapes[1].items()} == NO_TOKENS[core]
+            assert shapes[0][0].shape[:2] == ((0,) if core == 'cross_entropy' else (b, t))
+            assert {name: gradient.shape for name, gradient in shapes[1].items()} == given
             if here == target.current() and implementation is not None:
                 (_, *states), gradients = run(arrays)
                 for name, gradient in gradients.items():

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import dispatch, linear_scan, softmax, target, tiling, tuning
+from pallas_kernels import delta_rule, dispatch, linear_scan, softmax, target, tiling, tuning
 
 INTERPRETED = target.interpreted('mosaic_gpu')
 KIND = target.H100.kind
@@ -117,6 +117,25 @@ def test_what_a_call_is_named_by_is_what_its_kernel_asks_for(folder):
     with target.compiling_for(INTERPRETED), dispatch.ledger() as entries:
         jax.eval_shape(lambda x: linear_scan(x, 0.5 * x, implementation='mosaic_gpu'), x)
     assert entries[0].tiles == tuning.TABLE
+
+
+@pytest.mark.parametrize('keys', [2, 3])
+def test_the_ledger_names_a_table_of_either_direction(keys, folder):
+    shape = jax.ShapeDtypeStruct((1, 130, 1, 64), jnp.bfloat16)
+
+    def both():
+        def loss(q):
+            return delta_rule(q, q, q, q[..., 0], implementation='mosaic_gpu')[0].astype(jnp.float32).sum()
+
+        with target.compiling_for(INTERPRETED), dispatch.ledger() as entries, tuning.recording() as found:
+            jax.eval_shape(jax.grad(loss), shape)
+        return {dict(asked.call)['keys'] for asked in found}, entries[0].tiles
+
+    assert both() == ({2, 3}, tuning.HEURISTIC)
+    asked = tuning.Asked('delta_rule_hopper', (('k', 64), ('keys', keys)))
+    write(folder, tuning.entry_of(asked, tuning.candidates(asked)[1]))
+    tuning.table.cache_clear()
+    assert both() == ({2, 3}, tuning.TABLE)
 
 
 def test_tables_that_are_shipped_can_be_read():

@@ -37,6 +37,7 @@ from attnlab.zoo import ZOO
 from tests.data.text.test_pattern import Spelled
 
 PROMPT = np.array([3, 1, 4, 1, 0])
+GREEDY = Sampling(temperature=0.0)
 
 
 def made(seed, vocab=5, mlp=None):
@@ -68,6 +69,21 @@ def test_prompts_of_several_lengths_go_on_as_each_alone(model):
     drawn = generate_many(model, prompts, 4, Sampling(temperature=0.0))
     for prompt, tokens in zip(prompts, drawn, strict=True):
         np.testing.assert_array_equal(tokens, list(generate(model, prompt, 4, temperature=0.0)))
+
+
+def test_prompts_longer_than_a_window_go_on_as_they_are_read_whole():
+    mixers = (*ZOO['sliding_window'].sized(heads=2, window=4), ZOO['mingru'].spec)
+    config = spec(Model, dim=8, stack=spec(Stack, depth=2, blocks=tuple(spec(Block, mixer=each) for each in mixers)))
+    model = build(config)(5, dtype='float32', rngs=nnx.Rngs(0))
+    model.embedding.table[...] = 3 * model.embedding.table[...]
+    long = np.concatenate([PROMPT, PROMPT[::-1], PROMPT])
+    (tokens,) = generate_many(model, [long], 6, GREEDY)
+    logits = model.logits(whole(model, jnp.asarray([[*long, *tokens]])))[0]
+    np.testing.assert_array_equal(np.argmax(logits[len(long) - 1 : -1], axis=-1), tokens)
+    # States with rings are taken back where what a draft proposes is not accepted.
+    pieces = list(speculate(model, made(1), long, 6, GREEDY, ahead=3))
+    np.testing.assert_array_equal(list(itertools.chain(*pieces)), tokens)
+    assert min(map(len, pieces)) < 4
 
 
 TEXT = np.array([[3, 1, 4, 1, 0, 2, 2, 3, 0, 4], [0, 0, 2, 4, 1, 3, 3, 1, 2, 0]])

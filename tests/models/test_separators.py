@@ -74,6 +74,20 @@ def test_estimates_follow_the_protocol(model, is_stacked):
     np.testing.assert_allclose(losses.sum(axis=1), np.minimum(kept, swapped), atol=1e-4)
 
 
+def test_blocks_read_a_map_of_what_a_norm_made_of_the_transform():
+    """The norm is over the features of the transform, as in the paper and the released code."""
+    model, encoded = conv(), 3 * noise(2, 5, SIZES['features']) + 1
+    wide = np.asarray(encoded, np.float64)
+    mean, deviation = (of(wide, axis=(1, 2), keepdims=True) for of in (np.mean, np.std))
+    scale, shift, weight, bias = (
+        np.asarray(one[...])
+        for one in (model.encoded_norm.scale, model.encoded_norm.bias, model.bottleneck.weight, model.bottleneck.bias)
+    )
+    first = next(model.reading(encoded, Context.full(2, 5)))
+    assert first.name == 'bottleneck'
+    np.testing.assert_allclose(first.value, ((wide - mean) / deviation * scale + shift) @ weight + bias, atol=1e-4)
+
+
 @pytest.mark.parametrize('causal', [False, True])
 def test_the_receptive_field_is_as_long_as_the_paper_says(causal):
     """By gradients, of frames: of norms of one frame each, `1 + repeats (width - 1) (2^blocks - 1)`, exactly."""
@@ -156,10 +170,10 @@ def test_gradients_are_those_of_differences():
 
 
 def test_the_sizes_of_the_paper_have_its_parameters():
-    """5.1 million, of which the released code has a map that nothing reads and a constant that no loss sees."""
+    """5.1 million, of which the released code has a map that nothing reads."""
     abstract = nnx.eval_shape(lambda: ConvTasNet(2, dtype='float32', rngs=nnx.Rngs(0)))
     found = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(abstract, nnx.Param)))
-    assert found + 128 * 512 + 128 + 1 == 5_049_650
+    assert found + 128 * 512 + 128 == 5_050_545
 
 
 @pytest.mark.parametrize(

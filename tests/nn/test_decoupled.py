@@ -6,7 +6,7 @@ import pytest
 
 from attnlab.errors import UserError
 from attnlab.functional.rotary import rotate
-from attnlab.nn.decoupled import DecoupledRope, EliteRope
+from attnlab.nn.decoupled import DecoupledRope, EliteRope, SharedKey
 from attnlab.testing.noise import noise
 
 
@@ -66,3 +66,17 @@ def test_chunks_are_wanted_for_every_head():
         EliteRope(chunks=((0,), (1,))).keys(3)
     with pytest.raises(UserError, match='a head of 7 channels'):
         EliteRope().split(7)
+
+
+@pytest.mark.parametrize('part', [DecoupledRope, SharedKey])
+def test_channels_come_to_those_of_a_head(part: type):
+    for ratio in (0.0, -0.5):
+        with pytest.raises(UserError, match=f'ratio is {ratio}; it says how many channels come to those of a head'):
+            part(ratio=ratio).split(8)
+
+
+@pytest.mark.parametrize('fraction', [0.0, -1.0, 2.0])
+def test_a_share_of_the_pairs_is_kept(fraction: float):
+    with pytest.raises(UserError, match=f'fraction is {fraction}; rotary positions turn a share'):
+        EliteRope(fraction=fraction).split(8)
+    assert EliteRope(fraction=fraction, chunks=((0,),)).split(8) == (6, 2)

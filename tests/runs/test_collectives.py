@@ -93,5 +93,26 @@ def test_turns_of_a_ring_follow_from_where_it_starts_and_how_it_counts(start, tu
     assert exchanges(text) == [Exchange('collective-permute', 2 * turns, 2 * turns * 16)]
 
 
+COMBINED = """HloModule step
+
+ENTRY %main (x: f32[4]) -> f32[] {
+  %all = (f32[400]{0}, bf16[40]{0}) all-gather(%u, %v), channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}
+  %begun = ((f32[100]{0}, bf16[10]{0}), (f32[400]{0}, bf16[40]{0})) all-gather-start(%u, %v), channel_id=2, \
+replica_groups=[1,4]<=[4], dimensions={0}
+  %alone = (f32[100]{0}, f32[400]{0}) all-gather-start(%u), channel_id=3, replica_groups=[1,4]<=[4], dimensions={0}
+  %parts = (f32[25]{0}, f32[10]{0}) reduce-scatter(%u, %v), channel_id=4, replica_groups=[1,4]<=[4], to_apply=%sum
+  %summed = (f32[100]{0}, f32[10]{0}) all-reduce-start(%u, %v), channel_id=5, replica_groups=[1,4]<=[4], to_apply=%sum
+}
+"""
+
+
+def test_of_several_that_are_combined_all_arrays_are_sent():
+    assert exchanges(COMBINED) == [
+        Exchange('all-gather', 3, (2 * (1600 + 80) + 1600) * 3 // 4),
+        Exchange('all-reduce', 1, 2 * 440 * 3 // 4),
+        Exchange('reduce-scatter', 1, 140 * 3),
+    ]
+
+
 def test_a_program_of_one_device_exchanges_nothing():
     assert exchanges('HloModule step\n\nENTRY %main (x: f32[4]) -> f32[4] {\n  ROOT %y = f32[4] add(%x, %x)\n}\n') == []

@@ -173,6 +173,11 @@ def without_sums(folder: pathlib.Path) -> None:
     (folder / SUMS).unlink()
 
 
+def cut_sums(folder: pathlib.Path, after: str) -> None:
+    text = (folder / SUMS).read_text()
+    (folder / SUMS).write_text(text[: text.index('\n', text.index(after)) + 1])
+
+
 DAMAGE = {
     'a bit of an array': lambda folder: flip(largest(folder)),
     'a bit of the metadata': lambda folder: flip(folder / 'metadata' / 'metadata'),
@@ -184,6 +189,7 @@ DAMAGE = {
     'a missing description': lambda folder: (folder / 'state' / '_METADATA').unlink(),
     'no sums': without_sums,
     'empty sums': lambda folder: (folder / SUMS).write_text(''),
+    'sums cut after the metadata': lambda folder: cut_sums(folder, 'metadata/metadata'),
     'a folder half removed': half_removed,
     'an empty folder': lambda folder: (shutil.rmtree(folder), folder.mkdir()),
 }
@@ -503,6 +509,21 @@ def test_what_a_list_of_sums_names_elsewhere_is_not_read(tmp_path: pathlib.Path,
         sums.write(f'{"0" * 64}  {name}\n')
     with contextlib.closing(Checkpoints(directory, notify=lambda _: None)) as checkpoints:
         assert checkpoints.newest() == 5
+
+
+def test_a_list_of_sums_has_every_file_that_is_read(tmp_path: pathlib.Path):
+    directory = saved(tmp_path, 5, 10)
+    (directory / '10' / 'state' / '.DS_Store').write_text('of a desktop')
+    lines: list[str] = []
+    with contextlib.closing(Checkpoints(directory, notify=lines.append)) as checkpoints:
+        assert checkpoints.newest() == 10 and not lines
+        cut_sums(directory / '10', 'metadata/metadata')
+        assert checkpoints.newest() == 5
+        with pytest.raises(UserError, match=r'checkpoint 10 in .* is damaged: SHA256SUMS has no sum of state/_MET'):
+            checkpoints.check_whole(10)
+    assert lines == [
+        f'checkpoint 10 is damaged: {SUMS} has no sum of state/_METADATA; left as it is, reading the one before'
+    ]
 
 
 def test_a_step_is_a_number_without_zeros_before_it(tmp_path: pathlib.Path):

@@ -8,17 +8,29 @@ import sys
 import pytest
 
 from attnlab import cli
+from attnlab.data.edition import content_of
 from attnlab.data.long_range import authorship
 from attnlab.data.long_range.authorship import Authorship
 from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.long_range.pathfinder import Pathfinder
+from attnlab.data.series.drawn import DrawnSeries, Seasonal
+from attnlab.data.series.mixtures import DrawnMixtures, Tones
+from attnlab.data.synthetic.copying import SelectiveCopying
+from attnlab.data.synthetic.mixture import Mixture
+from attnlab.data.synthetic.prototypes import ZipfPrototypes
+from attnlab.data.synthetic.recall import MultiQueryRecall
+from attnlab.data.synthetic.sums import SignedSums
 from attnlab.data.text.text import TextFiles
 from attnlab.data.text.tokenizers import load_tokenizer
 from attnlab.data.vision.folders import _content, _files, image_folder
 from attnlab.errors import UserError
+from attnlab.tasks.forecasting import Forecasting
 from attnlab.tasks.images import ImageClassification
 from attnlab.tasks.language import LanguageModelling, _load
 from attnlab.tasks.long_range import Classification
+from attnlab.tasks.many_classes import ManyClasses
+from attnlab.tasks.separation import Separation
+from attnlab.tasks.synthetic import LabelPrediction
 from attnlab.train import run
 
 LANGUAGE = pathlib.Path(__file__).parents[2] / 'configs' / 'language.py'
@@ -120,6 +132,42 @@ def test_another_edition_of_what_is_drawn_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(Pathfinder, 'edition', Pathfinder.edition + 1)
     assert f'content was {before["content"]} and is' in changed(tmp_path / 'run', before, task)
     assert f'of was {before["of"]} and is' in changed(tmp_path / 'run', earlier, task)
+
+
+@pytest.mark.parametrize(
+    ('task', 'kind'),
+    [
+        (LabelPrediction(SignedSums()), SignedSums),
+        (LabelPrediction(MultiQueryRecall()), MultiQueryRecall),
+        (ManyClasses(), ZipfPrototypes),
+        (Forecasting(DrawnSeries(Seasonal())), Seasonal),
+        (Separation(DrawnMixtures()), Tones),
+    ],
+    ids=lambda each: getattr(each, '__name__', ''),
+)
+def test_another_edition_of_any_problem_series_or_mixture_is_refused(tmp_path, monkeypatch, task, kind):
+    """A record of before has the name alone, and goes on where that says the same edition, whatever its fields."""
+    before = task.describe()
+    earlier = {name: value for name, value in before.items() if name != 'content'}
+    (key,) = [name for name, value in earlier.items() if kind.__name__ in str(value)]
+    fewer = earlier | {key: f'{kind.__name__}(){earlier[key].partition(")")[2]}'}
+    assert all(changed(tmp_path / 'run', each, task) is None for each in (before, earlier, fewer))
+    hashes = {'content': before['content']}
+    assert all(run.data_hashes(each) == hashes for each in (before, earlier, fewer))
+    monkeypatch.setattr(kind, 'edition', kind.edition + 1)
+    for each in (before, earlier, fewer):
+        assert f'content was {before["content"]} and is {task.describe()["content"]}' in changed(
+            tmp_path / 'run', each, task
+        )
+        assert run.data_hashes(each) != run.data_hashes(task.describe())
+
+
+def test_a_mixture_has_the_editions_of_its_parts(monkeypatch):
+    mixture = Mixture((SelectiveCopying(), MultiQueryRecall()), (64, 64), ('copying', 'recall'))
+    before, name = mixture.content, mixture.name
+    assert content_of(name) == before
+    monkeypatch.setattr(MultiQueryRecall, 'edition', 2)
+    assert mixture.content != before and mixture.name == name
 
 
 def test_passages_of_another_python_are_refused(tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ from attnlab.compare.runs import SHOWN, task_name
 from attnlab.errors import UserError
 from attnlab.evals.measured import SHARE, Measured, is_share, of_seeds
 from attnlab.runs.record import Record, read_record
+from attnlab.sweep.splits import said_of, without_own_split
 from attnlab.sweep.study import Study, read_confirmation, read_study
 from attnlab.tables import Column, Interval, Printer, Table, digits
 from attnlab.train.run import data_hashes, differences
@@ -168,6 +169,7 @@ class Comparison:
       task: what the first was trained on.
       baselines: what trivial predictors reach by the metric that studies are ranked by, by name.
       reported: the metric of confirmed runs, where it is another; empty: `metric`.
+      without_own_split: the studies that choose on the examples that they report, under the name of another split.
     """
 
     metric: str
@@ -179,6 +181,7 @@ class Comparison:
     task: str = ''
     baselines: Baselines = dataclasses.field(default_factory=dict)
     reported: str = ''
+    without_own_split: tuple[str, ...] = ()
 
     @property
     def score(self) -> str:
@@ -210,6 +213,17 @@ class Comparison:
             f'Intervals of {listed} are over trials alone: they leave out the noise of the finite test set, which was '
             'not recorded of every trial.'
         )
+
+    @property
+    def on_the_same(self) -> str:
+        """Which studies choose and report on the same examples, in a sentence; empty where none does."""
+        names = self.without_own_split
+        if not names:
+            return ''
+        every = len(names) == len(self.rows) > 1
+        which = 'Every study' if every else ', '.join(names)
+        does = 'chooses and reports' if every or len(names) == 1 else 'choose and report'
+        return said_of(f'{which} {does}', self.task)
 
     @property
     def at_an_end(self) -> str:
@@ -265,6 +279,9 @@ def compare_studies(studies: Sequence[Study], by: str, tolerance: float, storage
         task=task_name(sweep.base.task),
         baselines=trivial_scores(sweep.base, ranked_metric(rows, sweep.metric, sweep.score)),
         reported=sweep.reported,
+        without_own_split=tuple(
+            name for name, study in zip(names, studies, strict=True) if without_own_split(study.sweep)
+        ),
     )
     records = [shown_record(study) for study in studies]
     costs = [{} if record is None else _costs(study, record) for study, record in zip(studies, records, strict=True)]
@@ -360,8 +377,8 @@ def print_comparison(comparison: Comparison, printer: Printer, *, strict: bool =
     """Prints the table; with `strict`, raises `UserError` instead where the rows are not matched."""
     if strict and comparison.reasons:
         raise UserError(f'the studies are not matched: {"; ".join(comparison.reasons)}')
-    if comparison.sentence:
-        printer.line(f'{comparison.sentence}\n')
+    for said in filter(None, (comparison.sentence, comparison.on_the_same)):
+        printer.line(f'{said}\n')
     printer.table(study_table(comparison))
     confirmed = f', confirmed runs by {comparison.reported}' if comparison.reported else ''
     printer.line(

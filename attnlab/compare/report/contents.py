@@ -219,7 +219,7 @@ def gather(
         length=shown_config(studies[0]).length,
         device=device,
         equalities=tuple(_equalities(shown, by, tolerance)),
-        notices=(*refusals, *_notices(shown, device)),
+        notices=(*filter(None, [comparison.on_the_same]), *refusals, *_notices(shown, device)),
         within=_within([study.folder for study in studies], out),
     )
 

@@ -241,8 +241,13 @@ def _verdict(contents: Contents) -> str:
     if not comparison.reasons:
         head = html.escape(comparison.head)
         return f'<p class="verdict matched"><strong>{head[:1].upper()}{head[1:]}.</strong></p>\n'
-    reasons = ''.join(f'<li>{html.escape(reason)}</li>\n' for reason in comparison.reasons)
-    return f'<div class="verdict unmatched">\n<p><strong>NOT MATCHED</strong></p>\n<ul>\n{reasons}</ul>\n</div>\n'
+    return unmatched(comparison.reasons)
+
+
+def unmatched(reasons: Sequence[str]) -> str:
+    """What was not equal, for above the table."""
+    listed = ''.join(f'<li>{html.escape(reason)}</li>\n' for reason in reasons)
+    return f'<div class="verdict unmatched">\n<p><strong>NOT MATCHED</strong></p>\n<ul>\n{listed}</ul>\n</div>\n'
 
 
 def _notices(contents: Contents) -> str:

@@ -7,7 +7,7 @@ from attnlab.compare.axes import Style, styles
 from attnlab.compare.report import opening as openings
 from attnlab.compare.report.figures import swatch
 from attnlab.compare.report.opening import COST_TITLES, Opening, Scored
-from attnlab.compare.report.page import folded, key, shell
+from attnlab.compare.report.page import folded, key, shell, unmatched
 from attnlab.compare.runs import RunResult, costs_of, short_names
 
 Curves = Mapping[tuple[str, str], Mapping[str, Sequence[tuple[int, float]]]]
@@ -58,18 +58,38 @@ def question(groups: Mapping[str, Sequence[RunResult]]) -> str:
 
 
 def runs_page(
-    groups: Mapping[str, Sequence[RunResult]], matched: Mapping[str, str], curves: Curves, tolerance: float
+    groups: Mapping[str, Sequence[RunResult]],
+    matched: Mapping[str, str],
+    wrong: Mapping[str, Sequence[str]],
+    curves: Curves,
+    tolerance: float,
 ) -> str:
-    """The page; `matched` says of each task in what its runs are equal."""
+    """The page; of each task `matched` says in what its runs are equal, and `wrong` in what they are not."""
     looks = styles(list(dict.fromkeys(name for group in groups.values() for name in short_names(group))))
     parts = [
-        _part(runs_opening(task, group, tolerance, place, looks), group, matched[task], curves, place, len(groups) > 1)
+        _part(
+            runs_opening(task, group, tolerance, place, looks),
+            group,
+            folded(f'matched_{place}', 'What is equal', f'<p>{html.escape(matched[task])}</p>\n'),
+            wrong[task],
+            curves,
+            place,
+            len(groups) > 1,
+        )
         for place, (task, group) in enumerate(groups.items())
     ]
     return shell(question(groups), '', ''.join(parts))
 
 
-def _part(opening: Opening, group: Sequence[RunResult], matched: str, curves: Curves, place: int, named: bool) -> str:
+def _part(
+    opening: Opening,
+    group: Sequence[RunResult],
+    matched: str,
+    wrong: Sequence[str],
+    curves: Curves,
+    place: int,
+    named: bool,
+) -> str:
     names = [entry.name for entry in opening.entries]
     heads = {
         name: f'<span class="name">{swatch(opening.looks[name])}{html.escape(one.titled(name))}</span>'
@@ -86,9 +106,9 @@ def _part(opening: Opening, group: Sequence[RunResult], matched: str, curves: Cu
         if figures
         else ''
     )
-    folds += folded(f'matched_{place}', 'What is equal, and what is not', f'<p>{html.escape(matched)}</p>\n')
     heading = f'<h2 class="task">{html.escape(opening.task)}</h2>\n' if named else ''
     return (
-        f'<section>\n{heading}{openings.lead(opening)}{openings.figure(opening, "")}'
-        f'{openings.table(opening, heads)}{openings.caption(opening)}<div class="rest">\n{folds}</div>\n</section>\n'
+        f'<section>\n{heading}{openings.lead(opening)}{unmatched(wrong) if wrong else ""}'
+        f'{openings.figure(opening, "")}{openings.table(opening, heads)}{openings.caption(opening)}'
+        f'<div class="rest">\n{folds}{matched}</div>\n</section>\n'
     )

@@ -66,11 +66,16 @@ class Dataset(abc.ABC):
     def describe(self) -> dict[str, Any]:
         """A record of the source and its splits for run.json."""
 
+    def same_rows(self, split: str, other: str) -> bool:
+        """Whether two splits are the same examples, as where there are none for validation."""
+        return split == other
 
-def known_split(source: Dataset, split: str) -> None:
+
+def known_split(source: Dataset, *splits: str) -> None:
     """Raises `UserError` for an unknown split."""
-    if split not in source.splits:
-        raise UserError(f'{type(source).__name__} has no split {split!r}{nearest(split, source.splits)}')
+    for split in splits:
+        if split not in source.splits:
+            raise UserError(f'{type(source).__name__} has no split {split!r}{nearest(split, source.splits)}')
 
 
 VALID = ('valid', 'val', 'validation')

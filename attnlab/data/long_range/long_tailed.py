@@ -52,6 +52,9 @@ class LongTailed(Dataset):
     def describe(self) -> dict[str, Any]:
         return {**self.data.describe(), 'ratio': self.ratio, 'chosen': self.seed}
 
+    def same_rows(self, split: str, other: str) -> bool:
+        return self.data.same_rows(split, other)
+
 
 @functools.lru_cache(maxsize=4)
 def _kept(of: LongTailed) -> tuple[int, ...]:

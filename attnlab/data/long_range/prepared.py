@@ -54,6 +54,11 @@ class Prepared(Dataset):
         builder = self._builder()
         return {'source': 'prepared', 'name': builder.info.full_name, 'content': hashes(builder)}
 
+    def same_rows(self, split: str, other: str) -> bool:
+        known_split(self, split, other)
+        on_disk = preparable(self.name).splits
+        return on_disk[split] == on_disk[other]
+
     def _builder(self) -> Any:
         folder = pathlib.Path(self.data_dir).expanduser()
         elsewhere = '' if self.data_dir == FOLDER else f' --data_dir={shlex.quote(self.data_dir)}'

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from attnlab.data.edition import Editioned
 from attnlab.data.series.dates import Clock, Dates
 from attnlab.data.series.series import Counts, Series, Shares, Values, check_values
 from attnlab.errors import UserError
 
 
-class Process(abc.ABC):
+class Process(Editioned, abc.ABC):
     """A distribution of series: a frozen dataclass.
 
     Attributes:
@@ -247,7 +248,8 @@ class DrawnSeries(Series):
         return check_values(f'a draw of {self.of}', drawn)
 
     def describe(self) -> dict[str, Any]:
-        return {'source': 'drawn', 'of': repr(self.of), 'rows': self.rows, 'copies': self.copies, 'seed': self.seed}
+        counts = {'rows': self.rows, 'copies': self.copies, 'seed': self.seed}
+        return {'source': 'drawn', 'of': self.of.name, **counts, 'content': self.of.content}
 
 
 def stationary(coefficients: tuple[float, ...]) -> bool:

@@ -63,6 +63,11 @@ class LabelledWindows(Dataset):
     def describe(self) -> dict[str, Any]:
         return {'source': 'labelled windows', 'path': self.path, 'content': digest(pathlib.Path(self.path))}
 
+    def same_rows(self, split: str, other: str) -> bool:
+        known_split(self, split, other)
+        every = splits(self.path)
+        return every[split] is every[other]
+
 
 def labelled_windows(path: str) -> LabelledWindows:
     """The data set of a file. Raises `UserError` where it is none, or labels are not whole numbers from 0."""

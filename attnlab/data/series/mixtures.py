@@ -8,6 +8,7 @@ import numpy as np
 import scipy.signal
 from jaxtyping import Float
 
+from attnlab.data.edition import Editioned
 from attnlab.data.pipeline import Row
 from attnlab.data.synthetic.problem import SPLITS
 from attnlab.errors import UserError, nearest
@@ -21,7 +22,7 @@ Signals = Float[np.ndarray, 'n t']
 
 @checked_fields
 @dataclasses.dataclass(frozen=True)
-class Tones:
+class Tones(Editioned):
     """Sources that are harmonic tones, whose loudness noise modulates.
 
         s_t = exp(depth z_t) sum_{h<=harmonics} a_h sin(2 pi h f t + p_h)
@@ -117,7 +118,8 @@ class DrawnMixtures:
 
     def describe(self) -> dict[str, Any]:
         """A record of the source for run.json."""
-        return {'source': 'drawn', 'of': repr(self.of), 'sources': self.sources, 'seed': self.seed}
+        described = {'source': 'drawn', 'of': self.of.name, 'sources': self.sources, 'seed': self.seed}
+        return described | {'content': self.of.content}
 
 
 @dataclasses.dataclass(frozen=True)

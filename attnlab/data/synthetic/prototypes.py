@@ -2,23 +2,22 @@
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from attnlab.data.edition import Editioned
 from attnlab.data.pipeline import Row
 from attnlab.data.synthetic.problem import SPLITS
 from attnlab.errors import UserError, nearest
-
-EDITION = 2
-"""Raised where examples drawn from the same seed become others."""
 
 AT_ONCE = 128
 """Points whose probabilities of all classes are held at once."""
 
 
 @dataclasses.dataclass(frozen=True)
-class ZipfPrototypes:
+class ZipfPrototypes(Editioned):
     """`x = m_c + noise e` for a class c drawn with probability proportional to `(c + 1)^-exponent`.
 
     Prototypes m and noise e are standard normal in `dim` dimensions; classes are numbered by frequency, the most
@@ -35,6 +34,8 @@ class ZipfPrototypes:
     Raises `UserError` for fewer than two classes or no dimension, for an exponent or a seed below 0, and for a noise
     that is not positive.
     """
+
+    edition: ClassVar[int] = 2
 
     classes: int = 50_000
     dim: int = 16

@@ -8,8 +8,10 @@ import codecs
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import pathlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,6 +23,12 @@ from attnlab.errors import UserError, optional
 
 PIECE = 2**20
 """Texts longer than this many bytes are encoded piece by piece, each cut after a line's end, to bound memory."""
+
+LONG = re.compile(r'\w{4096}|[\W_]{4096}')
+"""What tokenizers are not trained on in one: merging takes time quadratic in the length of the longest word.
+
+Words of byte-level BPE, which are letters, digits, other characters or spaces alone, are of either kind.
+"""
 
 
 @runtime_checkable
@@ -105,13 +113,13 @@ class BytePairs:
     def train(self, contents: Iterable[bytes]) -> 'TrainedBytePairs':
         """The tokenizer trained on the first `train_bytes` of `contents`, deterministic.
 
+        Runs of more than 4096 characters without a break, such as of DNA, are taken in parts.
+
         Raises `UserError` for text that is not UTF-8, or too little of it to fill the vocabulary.
         """
         if self.vocab < 256:
             raise UserError(f'vocab of BytePairs is {self.vocab}; the single bytes alone are 256 tokens')
-        library = _library()
-        tokenizer = library.Tokenizer(library.models.BPE())
-        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        library, tokenizer = _library(), _untrained()
         alphabet = library.pre_tokenizers.ByteLevel.alphabet()
         trainer = library.trainers.BpeTrainer(vocab_size=self.vocab, initial_alphabet=alphabet, show_progress=False)
         tokenizer.train_from_iterator(_head(contents, self.train_bytes), trainer)
@@ -219,19 +227,35 @@ def _byte_pairs(vocab: Any, definition: Any) -> TrainedBytePairs:
 
 
 def _check_definition(tokenizer: TrainedBytePairs) -> None:
-    """Raises `ValueError` and the like for a definition that is none, or has another number of tokens."""
+    """Raises `ValueError` and the like for a definition that is none, or encodes otherwise than those of training."""
     # Of a copy, since what is read of a definition is kept, and pickled with it.
     read = dataclasses.replace(tokenizer)
-    count = len(read.token_bytes)
+    tokens = read._tokens
     try:
-        known = read._encoder.get_vocab_size()
+        # As the library writes it today, whichever version wrote it.
+        found = _parts(read._encoder)
     except (UserError, ImportError):
         raise
     # The library raises no class of its own.
     except Exception as error:
         raise ValueError(str(error)) from error
-    if not count == known == tokenizer.vocab:
-        raise ValueError(f'vocab is {tokenizer.vocab}, and the definition has {known} tokens')
+    ids = sorted(found.pop('vocab').values())
+    if not len(ids) == len(tokens) == tokenizer.vocab:
+        raise ValueError(f'vocab is {tokenizer.vocab}, and the definition has {len(ids)} tokens')
+    if ids != list(range(len(ids))):
+        raise ValueError('its ids do not run from 0 without a gap')
+    if absent := {bytes([byte]) for byte in range(256)} - set(tokens):
+        raise ValueError(f'it has no token for the byte 0x{min(absent).hex()}')
+    written = _parts(_untrained())
+    for name, value in found.items():
+        if name != 'merges' and value != written.get(name):
+            raise ValueError(f'its {name} is {value!r}, where attnlab writes {written.get(name)!r}')
+
+
+def _parts(tokenizer: Any) -> dict[str, Any]:
+    """The fields of a tokenizer of the library and of its model."""
+    fields = json.loads(tokenizer.to_str())
+    return fields | fields.pop('model')
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str) -> UInt[np.ndarray, 't']:
@@ -280,7 +304,15 @@ def _head(contents: Iterable[bytes], size: int) -> Iterator[str]:
         if size <= 0:
             return
         size -= len(piece.encode())
-        yield piece
+        yield from _cut(piece)
+
+
+def _cut(piece: str) -> Iterator[str]:
+    """The piece as it is, or in parts where a run without a break is `LONG`."""
+    stops = [run.end() for run in LONG.finditer(piece)]
+    for start, stop in itertools.pairwise([0, *stops, len(piece)]):
+        if start < stop:
+            yield piece[start:stop]
 
 
 def _alphabet() -> dict[str, int]:
@@ -288,6 +320,14 @@ def _alphabet() -> dict[str, int]:
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def _untrained() -> Any:
+    """A tokenizer of the library, without tokens."""
+    library = _library()
+    tokenizer = library.Tokenizer(library.models.BPE())
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return tokenizer
 
 
 def _library() -> Any:

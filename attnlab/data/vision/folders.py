@@ -68,6 +68,10 @@ class ImageFolder(Dataset):
         counts = {name: len(of) for name, of in _files(self).items()}
         return {'source': 'images', 'path': self.path, 'counts': counts, 'content': _content(self)}
 
+    def same_rows(self, split: str, other: str) -> bool:
+        known_split(self, split, other)
+        return _files(self)[split] == _files(self)[other]
+
 
 @dataclasses.dataclass(frozen=True)
 class Files:

@@ -50,6 +50,9 @@ class Resized(Dataset):
     def describe(self) -> dict[str, Any]:
         return self.of.describe() | {'resized': self.size}
 
+    def same_rows(self, split: str, other: str) -> bool:
+        return self.of.same_rows(split, other)
+
 
 @dataclasses.dataclass(frozen=True)
 class ResizedRows:

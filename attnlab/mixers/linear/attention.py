@@ -22,7 +22,7 @@ from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.nn.feature_maps import FeatureMap
 from attnlab.nn.gates import MemoryGates, Terms
 from attnlab.nn.levels import LevelWeights
-from attnlab.nn.positions import Rope
+from attnlab.nn.positions import NeighbourRope, Rope
 from attnlab.nn.preludes import Prelude
 from attnlab.nn.projections import Linear
 from attnlab.typing import Heads, Keys, Queries, Sequence, State, Values
@@ -71,7 +71,8 @@ class LinearAttention(Mixer):
         write: WriteRule = Additive(),
         levels: Callable[..., LevelWeights] | None = None,
         prelude: Callable[..., Prelude] | None = None,
-        position: Rope | None = None,
+        position: Rope | NeighbourRope | None = None,
+        turn: Rope | NeighbourRope | None = None,
         scale: float | None = None,
         normalizer: SumNormalizer | FloorNormalizer | None = None,
         norm: Callable[..., nnx.Module] | None = None,
@@ -103,6 +104,8 @@ class LinearAttention(Mixer):
             of the past; causal only.
           prelude: made as `prelude(features, rngs=)`, one each for queries, keys and values.
           position: rotates queries and keys.
+          turn: rotates features where values are summed, and not where the weights are by which sums are divided; needs
+            a normalizer, and no levels.
           scale: factor of the queries; `None`: one over the square root of the feature channels.
           normalizer: divides by the sum of the weights; needs a feature map that is never negative.
           norm: made as `norm(value_dim, rngs=)`, one for all heads, applied to each.
@@ -115,13 +118,15 @@ class LinearAttention(Mixer):
         """
         if levels is not None and not causal:
             raise UserError('levels divide the past; a bidirectional mixer needs levels=None')
+        if turn is not None and (normalizer is None or levels is not None):
+            raise UserError('turn rotates what is summed, not what divides it: it needs a normalizer, and levels=None')
         key_dim = _head_channels('key', key_ratio, dim, heads) if key_dim is None else key_dim
         if values_per_key < 1:
             raise UserError(f'values_per_key of LinearAttention is {values_per_key}; it must be at least 1')
         memories = heads * values_per_key
         value_dim = _head_channels('value', value_ratio, dim, memories) if value_dim is None else value_dim
         self.heads, self.key_dim, self.value_dim, self.values_per_key = heads, key_dim, value_dim, values_per_key
-        self.position, self.scale, self.normalizer = position, scale, normalizer
+        self.position, self.turn, self.scale, self.normalizer = position, turn, scale, normalizer
         self.write, self.causal, self.implementation = write, causal, implementation
         self.query = Linear(dim, heads * key_dim, bias=bias, rngs=rngs)
         writes = write.steps * memories
@@ -150,9 +155,15 @@ class LinearAttention(Mixer):
         if self.normalizer is not None and not self._counts_apart:
             # A column of ones among the values collects the sum of the weights.
             v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)
-        core = {'scale': self.scale, 'implementation': self.implementation}
+        core: dict[str, Any] = {'scale': self.scale, 'implementation': self.implementation}
+        turned_q, turned_k = q, k
+        if self.turn is not None:
+            turned_q, turned_k = (self.turn.rotate(each, ctx.positions) for each in (q, k))
         if not self.causal:
-            y = self.write.both_ways(q, k, v, terms, segments=ctx.segments, **core)
+            y = self.write.both_ways(turned_q, turned_k, v, terms, segments=ctx.segments, **core)
+            if self.turn is not None:
+                total = self.write.both_ways(q, k, jnp.ones_like(v[..., :1]), terms, segments=ctx.segments, **core)
+                y = jnp.concatenate([y, total], axis=-1)
         elif self.levels is not None:
             y, memory = read_by_level(
                 lambda v, **run: self.write(q, k, v, terms, **run, **core),
@@ -164,8 +175,15 @@ class LinearAttention(Mixer):
             )
         else:
             before = None if state is None else carried(state.memory, ctx.segments_or_ones(), state.segment)
-            run = self._counted if self._counts_apart else self.write
-            y, memory = run(q, k, v, terms, state=before, segments=ctx.segments, **core)
+            core['segments'] = ctx.segments
+            if self._counts_apart:
+                y, memory = with_sums_apart(
+                    lambda state: self.write(turned_q, turned_k, v, terms, state=state, **core),
+                    lambda state: self.write.sums(q, k, terms, state=state, **core),
+                    before,
+                )
+            else:
+                y, memory = self.write(q, k, v, terms, state=before, **core)
         if state is not None:
             state = LinearAttentionState(memory, preludes, ctx.segments_or_ones()[:, -1])
         return self.output(recomputed_beside_products(lambda y: self._read(y, x))(y)), state
@@ -173,18 +191,8 @@ class LinearAttention(Mixer):
     @property
     def _counts_apart(self) -> bool:
         """Whether sums of weights are a call of their own."""
-        apart = counts_apart(self.value_dim) and self.write.counts
-        return self.normalizer is not None and apart and self.causal and self.levels is None
-
-    def _counted(
-        self, q: Queries, k: Keys, v: Values, terms: Terms, *, state: State | None, **core: Any
-    ) -> tuple[Float[Array, 'b t h u'], State]:
-        """The reads and the memory with the sums of weights as a column beside them, computed apart."""
-        return with_sums_apart(
-            lambda state: self.write(q, k, v, terms, state=state, **core),
-            lambda state: self.write.sums(q, k, terms, state=state, **core),
-            state,
-        )
+        apart = counts_apart(self.value_dim) and self.write.counts and self.causal and self.levels is None
+        return self.normalizer is not None and (apart or self.turn is not None)
 
     @property
     def divides_time(self) -> bool:

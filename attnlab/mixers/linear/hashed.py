@@ -1,24 +1,26 @@
 """Attention whose weights are products of binary codes, in linear time."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from attnlab.context import PADDING, Context
-from attnlab.functional.counted import counted_linear_attention, summable
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.functional import cores
+from attnlab.functional.counted import counted_linear_attention, summable, with_sums_apart
 from attnlab.functional.normalizers import SumNormalizer
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.linear.write import Additive
 from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.nn.feature_maps import UnitNorm
 from attnlab.nn.gates import Terms
-from attnlab.nn.hashing import SIGNS, Codes, KernelHash
+from attnlab.nn.hashing import SIGNS, Codes, DocumentHash, KernelHash
 from attnlab.nn.heads import head_channels
 from attnlab.nn.projections import Linear
-from attnlab.typing import Queries, Sequence
+from attnlab.typing import Keys, Queries, Sequence, Values
 
 SAMPLED = 256
 """Tokens of a row that a hash is fitted to: the fit compares all pairs of them."""
@@ -46,18 +48,25 @@ class HashedAttention(Mixer):
     computed in float32 or better, so that they do not depend on the type of the activations; their gradient is straight
     through, that of numbers clipped to -1 and 1. Liu et al. 2022, https://arxiv.org/abs/2209.09004.
 
+    In its released code the `n + 1` of all keys is in the denominator and multiplies the own value alone in the
+    numerator, `shift='own'`, so that what values are multiplied by does not sum to one:
+
+        y_t = W_o ((sum_s c_t . c_s v_s + (n + 1) v_t) / sum_s w_ts)
+
     Args:
       dim: model width.
       heads: each of `dim / heads` channels.
       bits: of a code.
       anchors: of a hash.
       codes: from numbers to bits.
+      shift: whether `n + 1` multiplies values of all keys or the own value.
+      spread: of the kernel: as it was fitted, or that of the document at hand (`DocumentHash`); bidirectional only.
       bias: whether the projections have one.
       causal: whether a query sees no later key.
       implementation: of the core; `None`: the default of the platform.
       rngs: draws the parameters, and the buffers of the hash.
 
-    Raises `UserError` for heads that do not divide the width.
+    Raises `UserError` for heads that do not divide the width, and for a causal mixer with the spread of the document.
     """
 
     def __init__(
@@ -68,6 +77,8 @@ class HashedAttention(Mixer):
         bits: int = 16,
         anchors: int = 25,
         codes: Codes = SIGNS,
+        shift: Literal['all', 'own'] = 'all',
+        spread: Literal['fitted', 'document'] = 'fitted',
         bias: bool = False,
         causal: bool = True,
         implementation: str | None = None,
@@ -75,29 +86,28 @@ class HashedAttention(Mixer):
     ):
         channels = head_channels(dim, heads)
         self.heads, self.channels, self.bits = heads, channels, bits
-        self.causal, self.implementation = causal, implementation
+        self.shift, self.causal, self.implementation = shift, causal, implementation
         self.query, self.value = (Linear(dim, dim, bias=bias, rngs=rngs) for _ in range(2))
-        self.hash = KernelHash(channels, heads=heads, bits=bits, anchors=anchors, codes=codes, rngs=rngs)
+        if causal and spread == 'document':
+            raise UserError("spread of HashedAttention is 'document', which looks ahead; it needs causal=False")
+        kernel_hash = DocumentHash if spread == 'document' else KernelHash
+        self.hash = kernel_hash(channels, heads=heads, bits=bits, anchors=anchors, codes=codes, rngs=rngs)
         self.output = Linear(dim, dim, bias=bias, axes=('heads', 'embed'), rngs=rngs)
 
     def __call__(
         self, x: Sequence, ctx: Context, state: HashedState | None = None
     ) -> tuple[Sequence, HashedState | None]:
-        codes = self.hash(self.hashed(x)).astype(x.dtype)
+        codes = self.hash(self.hashed(x), ctx.segments).astype(x.dtype)
         ones = jnp.ones_like(codes[..., :1])
         q = jnp.concatenate([codes, (self.bits + 1) * ones], axis=-1)
         k = jnp.concatenate([codes, ones], axis=-1)
         v = self.value(x).reshape(*codes.shape[:3], -1)
         core: dict[str, Any] = {'scale': 1.0, 'segments': ctx.segments, 'implementation': self.implementation}
-        if self.causal:
-            before = None if state is None else carried(state.memory, ctx.segments_or_ones(), state.segment)
-            y, memory = counted_linear_attention(q, k, v, state=before, **core)
-            if state is not None:
-                state = HashedState(memory, ctx.segments_or_ones()[:, -1])
-        else:
-            # A column of ones among the values collects the sum of the weights.
-            q, k, v = summable(q, k, jnp.concatenate([v, ones], axis=-1))
-            y = Additive().both_ways(q, k, v, Terms(), **core)
+        read = _read_with_own if self.shift == 'own' else _read
+        before = None if state is None else carried(state.memory, ctx.segments_or_ones(), state.segment)
+        y, memory = read(q, k, v, causal=self.causal, state=before, **core)
+        if state is not None and memory is not None:
+            state = HashedState(memory, ctx.segments_or_ones()[:, -1])
         y = SumNormalizer(eps=0.0)(y[..., :-1], y[..., -1]).astype(x.dtype)
         return self.output(y.reshape(x.shape)), state
 
@@ -112,11 +122,40 @@ class HashedAttention(Mixer):
         Of longer rows `SAMPLED` tokens are read, evenly apart; `key` draws which of them are anchors.
         """
         places = jnp.linspace(0, x.shape[1] - 1, min(SAMPLED, x.shape[1])).astype(jnp.int32)
-        seen = ctx.segments_or_ones()[:, places] != PADDING
-        self.hash.fit(self.hashed(x[:, places]), seen, key)
+        self.hash.fit(self.hashed(x[:, places]), ctx.segments_or_ones()[:, places], key)
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> HashedState:
         """Returns an empty memory; its size does not depend on `length`."""
         require_causal(self.causal)
         shape = (batch, self.heads, self.bits + 1, self.channels + 1)
         return HashedState(jnp.zeros(shape, state_dtype(dtype)), no_segment(batch))
+
+
+Sums = Float[Array, 'b t h u']
+"""Of values and, in a last column, of the weights."""
+
+
+def _read(q: Queries, k: Keys, v: Values, *, causal: bool, **core: Any) -> tuple[Sums, Array | None]:
+    """The sums, and the memory of a causal read."""
+    if causal:
+        return counted_linear_attention(q, k, v, **core)
+    # A column of ones among the values collects the sum of the weights.
+    q, k, v = summable(q, k, jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1))
+    return Additive().both_ways(q, k, v, Terms(), **core), None
+
+
+def _read_with_own(q: Queries, k: Keys, v: Values, *, causal: bool, **core: Any) -> tuple[Sums, Array | None]:
+    """The same, but the last feature, a constant, multiplies the own value in the place of those of all keys."""
+    q, k, v = summable(q, k, v)
+    codes, own, memory = q.at[..., -1].set(0), q[..., -1:] * v, None
+    if causal:
+        state = core.pop('state')
+        sums, memory = with_sums_apart(
+            lambda state: cores.linear_attention(codes, k, v, state=state, **core),
+            lambda state: cores.linear_attention_sums(q, k, state=state, **core),
+            state,
+        )
+    else:
+        read = Additive().both_ways(codes, k, v, Terms(), **core)
+        sums = jnp.concatenate([read, Additive().both_ways(q, k, jnp.ones_like(v[..., :1]), Terms(), **core)], axis=-1)
+    return sums.at[..., :-1].add(own.astype(sums.dtype)), memory

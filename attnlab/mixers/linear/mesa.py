@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Int
 
 from attnlab.context import Context
+from attnlab.errors import UserError
 from attnlab.functional.recomputed import recomputed_beside_products
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.functional.ridge import Regression, ridge_regression
@@ -53,7 +54,7 @@ class MesaNet(Mixer):
     of a key, at least 0.25 and 1 at first. The inverse is applied by conjugate gradients (`functional.ridge`).
     von Oswald et al. 2025, https://arxiv.org/abs/2506.05233.
 
-    Raises `UserError` for heads that do not divide the width.
+    Raises `UserError` for heads that do not divide the width and an offset below zero.
     """
 
     def __init__(
@@ -62,6 +63,8 @@ class MesaNet(Mixer):
         *,
         heads: int,
         steps: int = 30,
+        offset: float = 0.0,
+        guess: bool = False,
         prelude: Callable[..., Prelude] | None = ShortConv,
         gate: Callable[..., nnx.Module] | None = None,
         implementation: str | None = None,
@@ -73,13 +76,17 @@ class MesaNet(Mixer):
           dim: model width.
           heads: each of `dim / heads` key and value channels.
           steps: of conjugate gradients.
+          offset: what they add to denominators.
+          guess: whether those of a single token of a stream begin at what the diagonal alone would give, not at zero.
           prelude: made as `prelude(dim, rngs=)`, one each for queries and keys; `None`: none.
           gate: made as `gate(dim, dim, rngs=)`; multiplies the read; `None`: no gate.
           implementation: of the core; `None`: the default of the platform.
           rngs: draws the parameters.
         """
         self.heads, self.channels = heads, head_channels(dim, heads)
-        self.steps, self.implementation = steps, implementation
+        if offset < 0:
+            raise UserError(f'offset of MesaNet is {offset}; it must be at least 0')
+        self.steps, self.offset, self.guess, self.implementation = steps, offset, guess, implementation
         self.query, self.key, self.value = (Linear(dim, dim, rngs=rngs) for _ in range(3))
         self.convs = nnx.List([] if prelude is None else [prelude(dim, rngs=rngs) for _ in range(2)])
         self.forget = ForgetGate(dim, heads=heads, rngs=rngs)
@@ -109,6 +116,8 @@ class MesaNet(Mixer):
             self.forget(x),
             jax.nn.softplus(self.ridge[...].astype(wide)) + LEAST,
             steps=self.steps,
+            offset=self.offset,
+            guess=self.guess,
             state=before,
             segments=ctx.segments,
             implementation=self.implementation,

@@ -37,6 +37,12 @@ class MLSTMState(NamedTuple):
     segment: Int[Array, ' b']
 
 
+def forget_biases(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+    """Where the logits of forget gates start: from 3 to 6 over the heads."""
+    del key
+    return jnp.linspace(3.0, 6.0, shape[0], dtype=dtype)
+
+
 class MLSTM(Mixer):
     """The mLSTM layer of xLSTM, `y_t = W_o (sigmoid(W_g x_t) * norm(C_t^T q_t / max(|n_t^T q_t|, 1)))`, of
 
@@ -83,13 +89,9 @@ class MLSTM(Mixer):
         self.value = Linear(dim, heads * value_dim, rngs=rngs)
         zeros = nnx.initializers.zeros
         self.input_gate, self.forget_gate = (Linear(dim, heads, initializer=zeros, rngs=rngs) for _ in range(2))
-
-        def spread(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
-            return jnp.linspace(3.0, 6.0, heads, dtype=dtype)
-
         start = nnx.initializers.constant(input_bias)
         self.input_bias = param(start, (heads,), axes=('heads',), group='dynamics', rngs=rngs)
-        self.forget_bias = param(spread, (heads,), axes=('heads',), group='dynamics', rngs=rngs)
+        self.forget_bias = param(forget_biases, (heads,), axes=('heads',), group='dynamics', rngs=rngs)
         self.gate = Linear(dim, heads * value_dim, rngs=rngs)
         self.norm = GroupNorm(value_dim, heads=heads, eps=1e-6, rngs=rngs)
         self.output = Linear(heads * value_dim, dim, axes=('heads', 'embed'), rngs=rngs)

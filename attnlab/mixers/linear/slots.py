@@ -20,6 +20,7 @@ from attnlab.nn.decays import fading
 from attnlab.nn.gates import SlotGates
 from attnlab.nn.heads import head_channels
 from attnlab.nn.norms import RMSNorm
+from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
 from attnlab.typing import Heads, Keys, Queries, Segments, Sequence, Values
 
@@ -46,6 +47,7 @@ class GatedSlots(Mixer):
     with a gate for every slot, `a = sigmoid(W_a x)^(1 / temperature)`, and SiLU of queries, keys and values. Scores are
     not scaled; the norm is over all heads. Zhang et al. 2024, https://arxiv.org/abs/2409.07146. With other `gates` a
     token may change a few slots and leave the others as they are: "Raven" 2026, https://github.com/goombalab/raven.
+    With a `gate` the norm is of every head, with one gain for all, and what it gives is multiplied by the gate.
 
     Raises `UserError` for heads that do not divide the width and a temperature that is not positive.
     """
@@ -59,6 +61,8 @@ class GatedSlots(Mixer):
         temperature: float = 8.0,
         gates: Callable[..., SlotGates] | None = None,
         key_norm: Callable[..., nnx.Module] | None = None,
+        position: Rope | None = None,
+        gate: Callable[..., nnx.Module] | None = None,
         eps: float = 1e-5,
         implementation: str | None = None,
         rngs: nnx.Rngs,
@@ -72,6 +76,8 @@ class GatedSlots(Mixer):
           temperature: keeps the gates near one, where they are those of the mixer.
           gates: made as `gates(dim, heads=, slots=, rngs=)`; give the log decays; `None`: those above.
           key_norm: made as `key_norm(channels, heads=, rngs=)`, one each for queries and keys.
+          position: rotates queries and keys, behind their norms.
+          gate: made as `gate(dim, dim, rngs=)`.
           eps: of the norm.
           implementation: of the core that reads values; `None`: the default of the platform.
           rngs: draws the parameters.
@@ -86,7 +92,9 @@ class GatedSlots(Mixer):
         )
         norms = [] if key_norm is None else [key_norm(self.channels, heads=heads, rngs=rngs) for _ in range(2)]
         self.key_norms = nnx.List(norms)
-        self.norm = RMSNorm(dim, eps=eps, rngs=rngs)
+        self.position = position
+        self.norm = RMSNorm(dim if gate is None else self.channels, eps=eps, rngs=rngs)
+        self.gate = None if gate is None else gate(dim, dim, rngs=rngs)
         self.output = Linear(dim, dim, axes=('heads', 'embed'), rngs=rngs)
 
     def __call__(
@@ -98,6 +106,8 @@ class GatedSlots(Mixer):
         )
         if self.key_norms:
             q, k = (norm(each) for norm, each in zip(self.key_norms, (q, k), strict=True))
+        if self.position is not None:
+            q, k = (self.position.rotate(each, ctx.positions) for each in (q, k))
         before: tuple[Array, Array] | None = None
         if state is not None:
             segments = ctx.segments_or_ones()
@@ -114,10 +124,12 @@ class GatedSlots(Mixer):
         )
         if state is not None:
             state = GatedSlotState(keys, values, ctx.segments_or_ones()[:, -1])
-        return self.output(self._normed(read.reshape(x.shape))), state
+        if self.gate is None:
+            return self.output(self._normed(read.reshape(x.shape))), state
+        return self.output(self._normed(read).reshape(x.shape) * self.gate(x)), state
 
     @recomputed_method
-    def _normed(self, read: Sequence) -> Sequence:
+    def _normed(self, read: Float[Array, '*b d']) -> Float[Array, '*b d']:
         return self.norm(jax.nn.silu(read))
 
     @property

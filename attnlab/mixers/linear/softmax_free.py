@@ -9,7 +9,7 @@ from jaxtyping import Float
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.documents import block_slots
-from attnlab.functional.newton import newton_inverse
+from attnlab.functional.newton import FIXED, BacktrackedStep, FixedStep
 from attnlab.functional.recurrences import document_starts, state_dtype
 from attnlab.mixers.mixer import TwoSided
 from attnlab.nn.activations import gelu_exact
@@ -27,9 +27,9 @@ class SoftmaxFreeAttention(TwoSided):
 
     Queries are the keys as well. A landmark `l = gelu(LayerNorm(W_l [q_1 .. q_r]))` is made of every `stride` tokens
     of the document, `r`, by one map for all heads; where the document ends before, zeros take the place of what is
-    missing. `e` is `ridge`. The inverse is Newton's after `iterations` from `1.8 Q / max(sum_b Q_ab)^2`; a sum is over
-    the landmarks of the document. `conv` has a kernel a head, `width` tokens wide. Lu et al. 2021,
-    https://arxiv.org/abs/2110.11945.
+    missing. `e` is `ridge`. The inverse is Newton's after `iterations`, which `newton` begins, at
+    `1.8 Q / max(sum_b Q_ab)^2` by default; a sum is over the landmarks of the document. `conv` has a kernel a head,
+    `width` tokens wide. Lu et al. 2021, https://arxiv.org/abs/2110.11945.
 
     `normalised` divides the inverse by the roots of the row sums of `Q`, from both sides. Lu et al. 2024,
     https://arxiv.org/abs/2207.03341.
@@ -46,6 +46,7 @@ class SoftmaxFreeAttention(TwoSided):
       documents: the most documents of a row.
       normalised: see above.
       ridge: see above.
+      newton: how the inverse is found.
       iterations: of Newton's method.
       bias: whether the projections have one.
       rngs: draws the parameters.
@@ -63,6 +64,7 @@ class SoftmaxFreeAttention(TwoSided):
         documents: int = 1,
         normalised: bool = False,
         ridge: float = 0.01,
+        newton: FixedStep | BacktrackedStep = FIXED,
         iterations: int = 20,
         bias: bool = True,
         rngs: nnx.Rngs,
@@ -73,7 +75,7 @@ class SoftmaxFreeAttention(TwoSided):
             )
         self.heads, self.channels = heads, head_channels(dim, heads)
         self.stride, self.documents, self.normalised = stride, documents, normalised
-        self.ridge, self.iterations = ridge, iterations
+        self.ridge, self.newton, self.iterations = ridge, newton, iterations
         self.query, self.value = (Linear(dim, dim, bias=bias, rngs=rngs) for _ in range(2))
         self.landmark = Linear(stride * self.channels, self.channels, axes=(None, None), rngs=rngs)
         self.norm = LayerNorm(self.channels, rngs=rngs)
@@ -98,7 +100,7 @@ class SoftmaxFreeAttention(TwoSided):
         between = jnp.where(together, gaussian(landmarks, landmarks), one)
         sums = jnp.sum(between, axis=-1)
         largest = jnp.max(jnp.where(together, sums[..., None, :], 1), axis=-1)
-        inverse = newton_inverse(between + self.ridge * one, (1.8 / largest**2)[..., None], self.iterations)
+        inverse = self.newton(between + self.ridge * one, largest, together, self.iterations)
         if self.normalised:
             inverse = inverse * (sums[..., None] * sums[..., None, :]) ** -0.5
         values = v.reshape(b, t, self.heads, -1).astype(wide)

@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.context import PADDING, Context
+from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.recomputed import recomputed
 from attnlab.functional.recurrences import carried, document_starts, no_segment, state_dtype
@@ -81,6 +82,8 @@ class SparseGatedUnit(Mixer):
 
     The state is that of the average, and keys and values of `window` tokens.
 
+    Raises `UserError` for a temperature that is not positive.
+
     Args:
       dim: model width.
       key_dim: channels of `z`.
@@ -113,6 +116,8 @@ class SparseGatedUnit(Mixer):
         implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
+        if temperature <= 0:
+            raise UserError(f'temperature of SparseGatedUnit is {temperature}; it must be positive')
         value_dim = 2 * dim if value_dim is None else value_dim
         self.key_dim, self.value_dim, self.window, self.capacity = key_dim, value_dim, window, capacity
         self.weights, self.implementation = weights, implementation

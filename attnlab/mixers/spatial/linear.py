@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from attnlab.context import Context
 from attnlab.functional.grids import Grid, axial_angles, flatten, required_grid, unflatten
-from attnlab.functional.newton import newton_inverse
+from attnlab.functional.newton import FIXED, BacktrackedStep, FixedStep
 from attnlab.functional.recomputed import gated
 from attnlab.functional.recurrences import state_dtype
 from attnlab.functional.rotary import rotate_by_angles
@@ -152,6 +152,7 @@ class GridSoftmaxFreeAttention(TwoSided):
       normalised: whether the inverse is divided by the roots of the row sums of `Q` (Lu et al. 2024,
         https://arxiv.org/abs/2207.03341).
       ridge: `e`.
+      newton: how the inverse is found.
       iterations: of Newton's method.
       bias: whether the projections have one.
       rngs: draws the parameters.
@@ -168,12 +169,13 @@ class GridSoftmaxFreeAttention(TwoSided):
         width: int = 3,
         normalised: bool = False,
         ridge: float = 0.01,
+        newton: FixedStep | BacktrackedStep = FIXED,
         iterations: int = 20,
         bias: bool = True,
         rngs: nnx.Rngs,
     ):
         self.heads, self.channels, self.stride = heads, head_channels(dim, heads), stride
-        self.normalised, self.ridge, self.iterations = normalised, ridge, iterations
+        self.normalised, self.ridge, self.newton, self.iterations = normalised, ridge, newton, iterations
         self.query, self.value = (Linear(dim, dim, bias=bias, rngs=rngs) for _ in range(2))
         self.landmark = Linear(stride**2 * self.channels, self.channels, axes=(None, None), rngs=rngs)
         self.norm = LayerNorm(self.channels, rngs=rngs)
@@ -188,9 +190,8 @@ class GridSoftmaxFreeAttention(TwoSided):
         landmarks = self._landmarks(q, grid)
         to_landmarks, between = gaussian(q, landmarks), gaussian(landmarks, landmarks)
         sums = jnp.sum(between, axis=-1)
-        step = 1.8 / jnp.max(sums, axis=-1, keepdims=True) ** 2
         ridged = between + self.ridge * jnp.eye(between.shape[-1], dtype=wide)[None, None]
-        inverse = newton_inverse(ridged, step[..., None], self.iterations)
+        inverse = self.newton(ridged, jnp.max(sums, axis=-1, keepdims=True), None, self.iterations)
         if self.normalised:
             inverse = inverse * (sums[..., None] * sums[..., None, :]) ** -0.5
         y = jnp.einsum('bhtn,bthv->bhnv', to_landmarks, _heads(plain, self.heads).astype(wide))

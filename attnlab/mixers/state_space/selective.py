@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Shape
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -219,7 +219,7 @@ class StateSpaceDual(Mixer):
         y_t = S_t^T C_t + D x_t            out = norm(y * silu(z)) W_out
 
     `B` and `C`, of `state` channels, are the keys and queries, shared by all heads; there are `expand * dim / head_dim`
-    heads. `A` starts uniform in `[1, 16]`, `dt` log-uniform in `[0.001, 0.1]`, `D` at one; each is one number a head.
+    heads. `A` starts as `rates` says, `dt` log-uniform in `[0.001, 0.1]`, `D` at one; each is one number a head.
     The norm is over all heads. Dao and Gu 2024, https://arxiv.org/abs/2405.21060.
 
     With `levels` the past is divided into blocks of doubling length, and the read is a weighted sum of reads of each
@@ -233,6 +233,7 @@ class StateSpaceDual(Mixer):
       expand: inner width over model width.
       head_dim: channels a head.
       state: channels of `B` and `C`.
+      rates: where `A` starts: `drawn`, uniform in `[1, 16]`, or `counted`, 1, 2, 3 and so on over the heads.
       levels: made as `levels(dim, heads=, rngs=)`; gives the weights of the levels of the past.
       prelude: made as `prelude(inner + 2 * state, rngs=rngs)`.
       norm: made as `norm(inner, rngs=rngs)`; `None`: without.
@@ -247,6 +248,7 @@ class StateSpaceDual(Mixer):
         expand: int = 2,
         head_dim: int = 64,
         state: int = 128,
+        rates: Literal['drawn', 'counted'] = 'drawn',
         levels: Callable[..., LevelWeights] | None = None,
         prelude: Callable[..., Prelude] = ShortConv,
         norm: Callable[..., nnx.Module] | None = RMSNorm,
@@ -261,7 +263,8 @@ class StateSpaceDual(Mixer):
         self.input = Linear(dim, 2 * inner + 2 * state + self.heads, axes=('embed', 'mlp'), rngs=rngs)
         self.prelude = prelude(inner + 2 * state, rngs=rngs)
         self.step_size = StepSize(self.heads, rngs=rngs)
-        self.A_log = param(_log_uniform_rate, (self.heads,), axes=('heads',), group='dynamics', rngs=rngs)
+        log_rates = _log_uniform_rate if rates == 'drawn' else _log_counted
+        self.A_log = param(log_rates, (self.heads,), axes=('heads',), group='dynamics', rngs=rngs)
         self.D = param(nnx.initializers.ones, (self.heads,), axes=('heads',), group='dynamics', rngs=rngs)
         self.norm = None if norm is None else norm(inner, rngs=rngs)
         self.levels = None if levels is None else levels(dim, heads=self.heads, rngs=rngs)
@@ -332,3 +335,8 @@ def log_states(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
 
 def _log_uniform_rate(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
     return jnp.log(jax.random.uniform(key, shape, dtype, 1.0, 16.0))
+
+
+def _log_counted(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+    del key
+    return jnp.log(jnp.arange(1, shape[0] + 1, dtype=dtype))

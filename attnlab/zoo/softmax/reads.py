@@ -92,7 +92,7 @@ READS = {
         knobs={'heads': 'heads'},
         notes=(
             'path with forget gates, which are added after scores are divided by the root of the channels, as in '
-            'forgetting attention; the released code divides both.'
+            'forgetting attention; the released code divides both, which forget=ScaledForgetGate does.'
         ),
     ),
 }

@@ -10,8 +10,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import cost
 from pallas_kernels.linear_attention.mosaic_tpu import scalar, vector
-from pallas_kernels.linear_attention.mosaic_tpu.chunk import dot
-from pallas_kernels.linear_attention.mosaic_tpu.inputs import Inputs, chunk_at, fill, inputs_of, plan_of
+from pallas_kernels.linear_attention.mosaic_tpu.chunk import Chunk, dot
+from pallas_kernels.linear_attention.mosaic_tpu.inputs import Inputs, chunk_at, fill, for_heads, inputs_of, plan_of
 from pallas_kernels.matrix_state.differentiation import Arrays, Outputs
 from pallas_kernels.matrix_state.mosaic_tpu.plan import IN_ORDER, Plan
 from pallas_kernels.mosaic_tpu import launch
@@ -46,7 +46,7 @@ def backward(here: Target, arrays: Arrays, scale: float, kept: jax.Array, gradie
         here,
         name='linear_attention_backward',
         cost=plan.cost(cost.linear_attention, arrays.log_decay is not None).backward,
-        grid=(b, h, plan.groups),
+        grid=plan.grid,
         in_specs=(
             plan.specs(inputs, backward=True),
             plan.group(kept.shape, 1, backward=True),
@@ -55,7 +55,10 @@ def backward(here: Target, arrays: Arrays, scale: float, kept: jax.Array, gradie
         ),
         out_specs=(jax.tree.map(spec, found), plan.whole(dfinal.shape)),
         out_shape=(found, jax.ShapeDtypeStruct(dfinal.shape, jnp.float32)),
-        scratch_shapes=(pltpu.VMEM((plan.chunks, v, k), jnp.float32), pltpu.VMEM((v, k), jnp.float32)),
+        scratch_shapes=(
+            pltpu.VMEM((plan.chunks, plan.together, v, k), jnp.float32),
+            pltpu.VMEM((plan.together, v, k), jnp.float32),
+        ),
         compiler_params=IN_ORDER,
     )(inputs, kept, do, dfinal)
 
@@ -93,35 +96,43 @@ def _body(
     def _() -> None:
         carried[...] = dfinal[...]
 
-    def write(place: jax.Array, state: jax.Array) -> jax.Array:
-        states[place] = state
-        chunk = chunk_at(plan, inputs, place)
+    @functools.partial(for_heads, plan)
+    def after(chunk: Chunk, state: jax.Array) -> jax.Array:
         decays = scores.decays(chunk)
         return decays.factor * state + dot(chunk.v, (chunk.k * decays.write).astype(plan.dtype), 'tn')
 
-    jax.lax.fori_loop(0, plan.chunks, write, kept[0])
+    def write(place: jax.Array, state: jax.Array) -> jax.Array:
+        states[place] = state
+        return after(chunk_at(plan, inputs, place), state)
 
-    def step(turn: jax.Array, _: None) -> None:
-        place = plan.chunks - 1 - turn
-        at = pl.ds(place * plan.tile.steps, plan.tile.steps)
-        chunk, doutput = chunk_at(plan, inputs, place), (scale * do[at].astype(jnp.float32)).astype(plan.dtype)
+    jax.lax.fori_loop(0, plan.chunks, write, kept[:, 0])
+
+    @functools.partial(for_heads, plan)
+    def pull(chunk: Chunk, doutput: jax.Array, before: jax.Array, dafter: jax.Array) -> tuple[Inputs, jax.Array]:
         decays = scores.decays(chunk)
-        before, dafter = states[place], carried[...]
-
         weights, pulled = scores.pull(chunk, dot(doutput, chunk.v, 'nt'))
         keys = (chunk.k * decays.write).astype(plan.dtype)
         dv = dot(weights.astype(plan.dtype), doutput, 'tn') + dot(keys, dafter.astype(plan.dtype), 'nt')
         reads = decays.reach * dot(doutput, before.astype(plan.dtype))
         writes = decays.write * dot(chunk.v, dafter.astype(plan.dtype))
-        gradients.q[at] = (pulled.dq + reads).astype(gradients.q.dtype)
-        gradients.k[at] = (pulled.dk + writes).astype(gradients.k.dtype)
-        gradients.v[at] = dv.astype(gradients.v.dtype)
+        dlog_decay = None
         if gradients.log_decay is not None:
             held = decays.factor * jnp.sum(before * dafter, axis=0, keepdims=True)
             dlog_decay = pulled.dlog_decay + scores.pull_decays(chunk, chunk.q * reads, chunk.k * writes, held)
-            gradients.log_decay[at if plan.is_vector else place] = dlog_decay
         queries = (chunk.q * decays.reach).astype(plan.dtype)
-        carried[...] = decays.factor * dafter + dot(doutput, queries, 'tn')
+        dstate = decays.factor * dafter + dot(doutput, queries, 'tn')
+        return Inputs(q=pulled.dq + reads, k=pulled.dk + writes, v=dv, rows=None, log_decay=dlog_decay), dstate
+
+    def step(turn: jax.Array, _: None) -> None:
+        place = plan.chunks - 1 - turn
+        at = pl.ds(place * plan.tile.steps, plan.tile.steps)
+        doutput = (scale * do[:, at].astype(jnp.float32)).astype(plan.dtype)
+        found, carried[...] = pull(chunk_at(plan, inputs, place), doutput, states[place], carried[...])
+        gradients.q[:, at] = found.q.astype(gradients.q.dtype)
+        gradients.k[:, at] = found.k.astype(gradients.k.dtype)
+        gradients.v[:, at] = found.v.astype(gradients.v.dtype)
+        if gradients.log_decay is not None:
+            gradients.log_decay[:, at if plan.is_vector else place] = found.log_decay
 
     jax.lax.fori_loop(0, plan.chunks, step, None)
 

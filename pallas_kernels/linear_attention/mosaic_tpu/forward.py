@@ -10,8 +10,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import cost
 from pallas_kernels.linear_attention.mosaic_tpu import scalar, vector
-from pallas_kernels.linear_attention.mosaic_tpu.chunk import dot
-from pallas_kernels.linear_attention.mosaic_tpu.inputs import Inputs, chunk_at, inputs_of, plan_of
+from pallas_kernels.linear_attention.mosaic_tpu.chunk import Chunk, dot
+from pallas_kernels.linear_attention.mosaic_tpu.inputs import Inputs, chunk_at, for_heads, inputs_of, plan_of
 from pallas_kernels.matrix_state.differentiation import Arrays, Outputs
 from pallas_kernels.matrix_state.mosaic_tpu.plan import IN_ORDER, Plan
 from pallas_kernels.mosaic_tpu import launch
@@ -31,7 +31,7 @@ def forward(here: Target, arrays: Arrays, scale: float, keep: bool) -> tuple[Out
         here,
         name='linear_attention_forward',
         cost=plan.cost(cost.linear_attention, arrays.log_decay is not None).forward,
-        grid=(b, h, plan.groups),
+        grid=plan.grid,
         in_specs=(plan.specs(inputs), plan.whole(state.shape)),
         out_specs=(
             plan.group(o.shape, plan.tile.group),
@@ -39,7 +39,7 @@ def forward(here: Target, arrays: Arrays, scale: float, keep: bool) -> tuple[Out
             None if kept is None else plan.group(kept.shape, 1),
         ),
         out_shape=(o, final, kept),
-        scratch_shapes=(pltpu.VMEM((v, k), jnp.float32),),
+        scratch_shapes=(pltpu.VMEM((plan.together, v, k), jnp.float32),),
         compiler_params=IN_ORDER,
     )(inputs, state)
     return (o[:, :, : plan.t].astype(arrays.v.dtype), final.swapaxes(2, 3)), kept
@@ -53,16 +53,19 @@ def _body(plan: Plan, scale: float, inputs: Inputs, state: Any, o: Any, final: A
         carried[...] = state[...]
 
     if kept is not None:
-        kept[0] = carried[...]
+        kept[:, 0] = carried[...]
 
-    def step(place: jax.Array, _: None) -> None:
-        chunk = chunk_at(plan, inputs, place)
+    @functools.partial(for_heads, plan)
+    def of_head(chunk: Chunk, before: jax.Array) -> tuple[jax.Array, jax.Array]:
         decays = scores.decays(chunk)
-        before = carried[...]
         read = dot((chunk.q * decays.reach).astype(plan.dtype), before.astype(plan.dtype), 'nt')
         within = dot(scores.scores(chunk).astype(plan.dtype), chunk.v)
-        o[pl.ds(place * plan.tile.steps, plan.tile.steps)] = (scale * (read + within)).astype(plan.dtype)
-        carried[...] = decays.factor * before + dot(chunk.v, (chunk.k * decays.write).astype(plan.dtype), 'tn')
+        after = decays.factor * before + dot(chunk.v, (chunk.k * decays.write).astype(plan.dtype), 'tn')
+        return (scale * (read + within)).astype(plan.dtype), after
+
+    def step(place: jax.Array, _: None) -> None:
+        steps = pl.ds(place * plan.tile.steps, plan.tile.steps)
+        o[:, steps], carried[...] = of_head(chunk_at(plan, inputs, place), carried[...])
 
     jax.lax.fori_loop(0, plan.chunks, step, None)
 

@@ -1,5 +1,6 @@
 """The inputs of both kernels of `linear_attention` for TPUs."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ from pallas_kernels import tiling
 from pallas_kernels.linear_attention.mosaic_tpu.chunk import Chunk
 from pallas_kernels.matrix_state import decays
 from pallas_kernels.matrix_state.differentiation import Arrays
-from pallas_kernels.matrix_state.mosaic_tpu.plan import Plan
+from pallas_kernels.matrix_state.mosaic_tpu.plan import Plan, head_counts
 
 
 class Inputs(NamedTuple):
@@ -30,7 +31,9 @@ def plan_of(arrays: Arrays) -> Plan:
     # Matrix units support bfloat16; float16 is computed in float32.
     dtype = jnp.bfloat16 if arrays.q.dtype == jnp.bfloat16 else jnp.float32
     tile = tiling.linear_attention_tpu(t, k, v, vector=is_vector)
-    return Plan(b, t, h, k, v, tile, dtype, is_vector)
+    # With decays of key channels what is not a product takes the time, and several heads spill registers.
+    together = 1 if is_vector else tiling.heads_tpu(b, h, head_counts(arrays), k, v)
+    return Plan(b, t, h, k, v, tile, dtype, is_vector, together)
 
 
 def inputs_of(plan: Plan, arrays: Arrays) -> Inputs:
@@ -53,13 +56,27 @@ def fill(plan: Plan, array: jax.Array) -> jax.Array:
 
 
 def chunk_at(plan: Plan, inputs: Inputs, place: Any) -> Chunk:
+    """A chunk of every head of a program, heads first."""
     steps = pl.ds(place * plan.tile.steps, plan.tile.steps)
-    numbers = inputs.rows[place]
+    numbers = plan.of_heads(inputs.rows[:, place])
     return Chunk(
-        q=inputs.q[steps],
-        k=inputs.k[steps],
-        v=inputs.v[steps],
+        q=plan.of_heads(inputs.q[:, steps]),
+        k=plan.of_heads(inputs.k[:, steps]),
+        v=plan.of_heads(inputs.v[:, steps]),
         rows=numbers,
-        columns=numbers.T,
-        log_decay=None if inputs.log_decay is None else inputs.log_decay[steps],
+        columns=numbers.swapaxes(1, 2),
+        log_decay=None if inputs.log_decay is None else plan.of_heads(inputs.log_decay[:, steps]),
     )
+
+
+def for_heads[T](plan: Plan, function: Callable[..., T]) -> Callable[..., T]:
+    """A function of what one head has, for all heads of a program at once."""
+    if plan.together > 1:
+        return jax.vmap(function)
+
+    def alone(*arrays: Any) -> T:
+        # A mapped axis of one head would change the layouts of blocks of steps.
+        found = function(*jax.tree.map(lambda array: array[0], arrays))
+        return jax.tree.map(lambda array: array[None], found)
+
+    return alone

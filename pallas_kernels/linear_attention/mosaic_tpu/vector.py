@@ -10,11 +10,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import tiling
 from pallas_kernels.linear_attention.mosaic_tpu.chunk import Chunk, Decays, Pulled, dot, iotas, visible
 from pallas_kernels.matrix_state.decays import FACTOR, KEPT, REACH, RUN, WRITE
 
-SUBBLOCK = 16
-"""Steps of a sub-block, in whose scores decays enter one by one."""
+SUBBLOCK = tiling.SUBBLOCK
 
 
 class Within(NamedTuple):

@@ -91,8 +91,10 @@ def refusal(
 def tiled_by(
     here: Target, q: jax.Array, k: jax.Array, v: jax.Array, log_decay: jax.Array | None, state: jax.Array, *_: jax.Array
 ) -> str:
-    """Where the tile of a call is from, see `tuning.source`."""
-    return tuning.source(here, tiling.delta_rule_hopper, -(-state.shape[2] // TILE) * TILE, 2)
+    """Where the tiles of a call are from, see `tuning.source`: a table if those of either direction are."""
+    channels = -(-state.shape[2] // TILE) * TILE
+    found = [tuning.source(here, tiling.delta_rule_hopper, channels, keys) for keys in (2, 3)]
+    return tuning.TABLE if tuning.TABLE in found else tuning.HEURISTIC
 
 
 def _forward(here: Target, solve: Solve, arrays: Arrays, scale: float, keep: bool) -> tuple[Outputs, None]:

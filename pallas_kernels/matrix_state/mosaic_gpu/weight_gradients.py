@@ -8,7 +8,7 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_kernels.cost import Cost
+from pallas_kernels.cost import Cost, halved_products
 from pallas_kernels.matrix_state.decays import COUNT, KEPT, RUN
 from pallas_kernels.matrix_state.mosaic_gpu.channel_decays import (
     HALVES,
@@ -181,8 +181,7 @@ def weight_gradients(
         out_type=tuple(jax.ShapeDtypeStruct(layout.shape(b, h, t, size), dtype) for dtype in (*types, jnp.float32)),
         name='matrix_state_weight_gradients',
         cost=Cost(
-            # At most: the same sums, the products of halves in both directions, and the sums for decays.
-            flops=2 * b * h * t * size * TILE * (2 * (HALVES + 2) + 2 * HALVES * (1 + erases) + 6),
+            flops=2 * b * h * t * size * TILE * halved_products(erases=erases)[1],
             exponentials=b * h * t * size * (HALVES + 2),
         ),
         grid=(b, h, t // TILE, size // TILE),

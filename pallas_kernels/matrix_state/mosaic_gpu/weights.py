@@ -9,7 +9,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pallas_kernels.cost import Cost
+from pallas_kernels.cost import Cost, halved_products
 from pallas_kernels.matrix_state import heads
 from pallas_kernels.matrix_state.decays import COUNT, RUN
 from pallas_kernels.matrix_state.mosaic_gpu.channel_decays import (
@@ -171,8 +171,7 @@ def _find(here: Target, erases: bool, steps: Steps, among: DTypeLike | None, lay
         out_type=tuple(arrays),
         name='matrix_state_weights',
         cost=Cost(
-            # At most: sums of decays in two parts, to each half and to both ends, and the products of the halves.
-            flops=2 * b * h * t * k * TILE * (2 * (HALVES + 2) + 1 + HALVES * (1 + erases)),
+            flops=2 * b * h * t * k * TILE * halved_products(erases=erases)[0],
             exponentials=b * h * t * k * (HALVES + 2),
         ),
         grid=(b, h, t // TILE),

@@ -1,4 +1,8 @@
-"""The division of a call for TPUs: a grid over batch, heads and groups of chunks, the groups in order."""
+"""The division of a call for TPUs: a grid over batch, heads and groups of chunks, the groups in order.
+
+A program has several heads: a chunk is a chain of products, each of which waits for the one before, and the products of
+other heads take the turns of the matrix units in between.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,13 +15,14 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import tiling
 from pallas_kernels.cost import CallCost, Passes
+from pallas_kernels.matrix_state.differentiation import Arrays
 from pallas_kernels.target import Target
 
 LARGEST_STATE = 2**18
 """Numbers of a state, several of which must fit in VMEM."""
 
 
-IN_ORDER = pltpu.CompilerParams(dimension_semantics=('parallel', 'parallel', 'arbitrary'))
+IN_ORDER = pltpu.CompilerParams(dimension_semantics=('parallel', 'parallel', 'arbitrary'), vmem_limit_bytes=tiling.VMEM)
 
 
 def refusal(here: Target, k: jax.Array, v: jax.Array, state: jax.Array) -> str | None:
@@ -29,9 +34,18 @@ def refusal(here: Target, k: jax.Array, v: jax.Array, state: jax.Array) -> str |
     return None
 
 
+def head_counts(arrays: Arrays) -> set[int]:
+    """Of how many heads the arrays of a call are, `b h t ...`."""
+    given = arrays.q, arrays.k, arrays.v, arrays.vectors, arrays.numbers, arrays.log_decay
+    return {array.shape[1] for array in jax.tree.leaves(given)}
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Sizes of a call and of its parts. The groups run backward in the backward pass."""
+    """Sizes of a call and of its parts. The groups run backward in the backward pass.
+
+    `together` is the number of heads of a program. An array that fewer heads have has one for all of them.
+    """
 
     b: int
     t: int
@@ -41,6 +55,7 @@ class Plan:
     tile: tiling.ChunkTile
     dtype: Any
     is_vector: bool
+    together: int
 
     @property
     def groups(self) -> int:
@@ -61,19 +76,29 @@ class Plan:
         sizes = {'b': self.b, 't': self.length, 'h': self.h, 'k': self.k, 'v': self.v}
         return of(**sizes, decay=decay, implementation='mosaic_tpu').executed
 
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Sequences, parts of their heads, and groups."""
+        return self.b, self.h // self.together, self.groups
+
     def group(self, shape: tuple[int, ...], size: int, *, backward: bool = False) -> pl.BlockSpec:
         """The part of an array that belongs to a group, `size` long along its third axis."""
         batch, heads, _, *rest = shape
 
         def index(b: Any, h: Any, group: Any) -> tuple[Any, ...]:
             place = self.groups - 1 - group if backward else group
-            return (b if batch > 1 else 0, jax.lax.div(h, self.h // heads), place, *(0 for _ in rest))
+            own = h if heads == self.h else jax.lax.div(h * self.together, self.h // heads)
+            return (b if batch > 1 else 0, own, place, *(0 for _ in rest))
 
-        return pl.BlockSpec((None, None, size, *rest), index)
+        return pl.BlockSpec((None, self.together if heads == self.h else 1, size, *rest), index)
 
     def whole(self, shape: tuple[int, ...]) -> pl.BlockSpec:
-        """The part of an array that belongs to a sequence and head."""
-        return pl.BlockSpec((None, None, *shape[2:]), lambda b, h, group: (b, h, *(0 for _ in shape[2:])))
+        """The part of an array that belongs to the heads of a program."""
+        return pl.BlockSpec((None, self.together, *shape[2:]), lambda b, h, group: (b, h, *(0 for _ in shape[2:])))
+
+    def of_heads(self, array: jax.Array) -> jax.Array:
+        """The part of an array as every head of the program has it."""
+        return jnp.broadcast_to(array, (self.together, *array.shape[1:]))
 
     def specs(self, inputs: Any, *, backward: bool = False) -> Any:
         """The block specs of a structure of arrays; `inputs.rows` has one row per chunk, the others one per step."""

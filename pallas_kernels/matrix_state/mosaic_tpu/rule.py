@@ -12,7 +12,7 @@ from pallas_kernels import tiling
 from pallas_kernels.cost import CallCost
 from pallas_kernels.matrix_state.differentiation import Arrays, Outputs, Passes
 from pallas_kernels.matrix_state.mosaic_tpu import solving
-from pallas_kernels.matrix_state.mosaic_tpu.plan import Plan
+from pallas_kernels.matrix_state.mosaic_tpu.plan import Plan, head_counts
 from pallas_kernels.matrix_state.mosaic_tpu.solving import DECAY, OTHERS, RUN, fill
 from pallas_kernels.matrix_state.products import EXACT, Form
 from pallas_kernels.target import Target
@@ -37,14 +37,14 @@ class Inputs(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """The inputs of a chunk that have gradients, in float32.
+    """The inputs of a chunk that have gradients, of the heads of a program, in float32.
 
     Attributes:
-      q, k, v: `c k` and `c v`.
-      vectors: each `c k`.
-      numbers: each `1 c`, or `c 1` as a rule gets them.
-      log_decay: `c k`; where key channels share it, as the numbers; or `None`.
-      state: that before the chunk, `v k`.
+      q, k, v: `h c k` and `h c v`.
+      vectors: each `h c k`.
+      numbers: each `h 1 c`, or `h c 1` as a rule gets them.
+      log_decay: `h c k`; where key channels share it, as the numbers; or `None`.
+      state: that before the chunk, `h v k`.
     """
 
     q: jax.Array
@@ -63,8 +63,8 @@ class Rule:
     Attributes:
       name: the first word of the names of its kernels.
       cost: of a call, from the number of further vectors to a function of its sizes.
-      step: from the steps of a chunk, the number of document starts up to each, `c 1`, the form of products, and the
-        inverse where it was kept, to what the chunk reads, `c v`, the state after it, and the inverse.
+      step: from the steps of a chunk, the number of document starts up to each, `h c 1`, the form of products, and the
+        inverse where it was kept, to what the chunk reads, `h c v`, the state after it, and the inverse.
     """
 
     name: str
@@ -104,7 +104,8 @@ def _plan_of(arrays: Arrays) -> Plan:
     b, h, k, v = arrays.state.shape
     t = arrays.q.shape[2]
     is_vector = arrays.log_decay is not None and arrays.log_decay.shape[3] > 1
-    return Plan(b, t, h, k, v, tiling.delta_rule_tpu(t, k, v), solving.operands(arrays.q.dtype), is_vector)
+    tile, together = tiling.delta_rule_tpu(t, k, v), tiling.heads_tpu(b, h, head_counts(arrays), k, v)
+    return Plan(b, t, h, k, v, tile, solving.operands(arrays.q.dtype), is_vector, together)
 
 
 def _inputs_of(plan: Plan, arrays: Arrays) -> Inputs:
@@ -134,16 +135,18 @@ def _core_of(rule: Rule, arrays: Arrays, scale: float) -> solving.Core:
 
 def _chunk_at(plan: Plan, decays: bool, numbers: int, inputs: Inputs, place: Any, state: jax.Array) -> Steps:
     at = solving.steps_at(plan, place)
-    row = inputs.rows[place, DECAY : DECAY + 1] if decays else None
+    row = inputs.rows[:, place, DECAY : DECAY + 1] if decays else None
     # In float32, so that gradients are not rounded before they are summed.
-    q, k, v, *vectors = (ref[at].astype(jnp.float32) for ref in (inputs.q, inputs.k, inputs.v, *inputs.vectors))
+    q, k, v, *vectors = (
+        plan.of_heads(ref[:, at].astype(jnp.float32)) for ref in (inputs.q, inputs.k, inputs.v, *inputs.vectors)
+    )
     return Steps(
         q=q,
         k=k,
         v=v,
         vectors=tuple(vectors),
-        numbers=tuple(inputs.rows[place, i : i + 1] for i in range(OTHERS, OTHERS + numbers)),
-        log_decay=row if inputs.log_decay is None else inputs.log_decay[at],
+        numbers=tuple(inputs.rows[:, place, i : i + 1] for i in range(OTHERS, OTHERS + numbers)),
+        log_decay=row if inputs.log_decay is None else plan.of_heads(inputs.log_decay[:, at]),
         state=state,
     )
 
@@ -153,8 +156,8 @@ def _step(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     decay = here.log_decay
     if decay is not None and not plan.is_vector:
-        decay = decay.swapaxes(0, 1)
-    columns = here._replace(log_decay=decay, numbers=tuple(numbers.swapaxes(0, 1) for numbers in here.numbers))
+        decay = decay.swapaxes(1, 2)
+    columns = here._replace(log_decay=decay, numbers=tuple(numbers.swapaxes(1, 2) for numbers in here.numbers))
     form = Form(plan.dtype, jnp.float32, EXACT if plan.dtype == jnp.float32 else None)
     return rule.step(columns, solving.column(inputs.rows, place, RUN), form, solved)
 
@@ -163,10 +166,10 @@ def _put(plan: Plan, gradients: Inputs, place: Any, found: Steps) -> None:
     at = solving.steps_at(plan, place)
     refs, arrays = ((given.q, given.k, given.v, *given.vectors) for given in (gradients, found))
     for ref, array in zip(refs, arrays, strict=True):
-        ref[at] = array.astype(ref.dtype)
+        ref[:, at] = array.astype(ref.dtype)
     for i, numbers in enumerate(found.numbers, OTHERS):
-        gradients.rows[place, i : i + 1] = numbers
+        gradients.rows[:, place, i : i + 1] = numbers
     if gradients.log_decay is not None:
-        gradients.log_decay[at] = found.log_decay
+        gradients.log_decay[:, at] = found.log_decay
     elif found.log_decay is not None:
-        gradients.rows[place, DECAY : DECAY + 1] = found.log_decay
+        gradients.rows[:, place, DECAY : DECAY + 1] = found.log_decay

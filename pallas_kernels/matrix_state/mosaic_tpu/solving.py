@@ -58,12 +58,12 @@ def forward(
             carried[...] = state[...]
 
         if kept is not None:
-            kept[0] = carried[...]
+            kept[:, 0] = carried[...]
 
         def chunk(place: jax.Array, _: None) -> None:
             here = core.chunk_at(inputs, place, carried[...])
             read, carried[...] = core.step(inputs, place, here, None)[:2]
-            o[steps_at(plan, place)] = (core.scale * read).astype(plan.dtype)
+            o[:, steps_at(plan, place)] = (core.scale * read).astype(plan.dtype)
 
         jax.lax.fori_loop(0, plan.chunks, chunk, None)
 
@@ -76,7 +76,7 @@ def forward(
         here,
         name=f'{core.name}_forward',
         cost=core.cost.forward,
-        grid=(b, h, plan.groups),
+        grid=plan.grid,
         in_specs=(plan.specs(inputs), plan.whole(state.shape)),
         out_specs=(
             plan.group(whole.shape, plan.tile.group),
@@ -84,7 +84,7 @@ def forward(
             None if before is None else plan.group(before.shape, 1),
         ),
         out_shape=(whole, jax.ShapeDtypeStruct(state.shape, jnp.float32), before),
-        scratch_shapes=(pltpu.VMEM((v, k), jnp.float32),),
+        scratch_shapes=(pltpu.VMEM((plan.together, v, k), jnp.float32),),
         compiler_params=IN_ORDER,
     )(inputs, state)
     return o[:, :, : plan.t], final, kept
@@ -124,11 +124,11 @@ def backward[Inputs](
             inverses[place] = inverse
             return after
 
-        jax.lax.fori_loop(0, plan.chunks, run, kept[0])
+        jax.lax.fori_loop(0, plan.chunks, run, kept[:, 0])
 
         def pull(turn: jax.Array, _: None) -> None:
             place = plan.chunks - 1 - turn
-            along = core.scale * do[steps_at(plan, place)].astype(jnp.float32), carried[...]
+            along = core.scale * do[:, steps_at(plan, place)].astype(jnp.float32), carried[...]
             here = core.chunk_at(inputs, place, states[place])
             found = jax.vjp(lambda here: core.step(inputs, place, here, inverses[place])[:2], here)[1](along)[0]
             core.put(gradients, place, found)
@@ -147,7 +147,7 @@ def backward[Inputs](
         here,
         name=f'{core.name}_backward',
         cost=core.cost.backward,
-        grid=(b, h, plan.groups),
+        grid=plan.grid,
         in_specs=(
             plan.specs(inputs, backward=True),
             plan.group(kept.shape, 1, backward=True),
@@ -157,9 +157,9 @@ def backward[Inputs](
         out_specs=(plan.specs(found, backward=True), plan.whole(dfinal.shape)),
         out_shape=(found, jax.ShapeDtypeStruct(dfinal.shape, jnp.float32)),
         scratch_shapes=(
-            pltpu.VMEM((plan.chunks, v, k), jnp.float32),
-            pltpu.VMEM((plan.chunks, steps, steps), jnp.float32),
-            pltpu.VMEM((v, k), jnp.float32),
+            pltpu.VMEM((plan.chunks, plan.together, v, k), jnp.float32),
+            pltpu.VMEM((plan.chunks, plan.together, steps, steps), jnp.float32),
+            pltpu.VMEM((plan.together, v, k), jnp.float32),
         ),
         compiler_params=IN_ORDER,
     )(inputs, kept, do, dfinal)
@@ -211,8 +211,8 @@ def steps_at(plan: Plan, place: Any) -> Any:
 
 
 def column(rows: Any, place: Any, row: int) -> jax.Array:
-    """One of the rows of a chunk, `c 1`."""
-    return rows[place, row : row + 1].swapaxes(0, 1)
+    """One of the rows of a chunk, `h c 1`."""
+    return rows[:, place, row : row + 1].swapaxes(1, 2)
 
 
 def operands(dtype: Any) -> Any:

@@ -37,6 +37,9 @@ def test_splits_of_a_file_are_kept_and_test_reaches_no_scale(tmp_path):
     first = [row['x'] for row in data.rows('train')]
     assert first[0].shape == (6,) and [int(row['label']) for row in data.rows('test')] == [2, 0]
     assert len(data.rows('valid')) == 2
+    assert data.same_rows('valid', 'test') and data.same_rows('train', 'train') and not data.same_rows('train', 'test')
+    with pytest.raises(UserError, match="has no split 'tset'; did you mean 'test'"):
+        data.same_rows('tset', 'test')
     (tmp_path / 'poisoned').mkdir()
     poisoned = labelled_windows(saved(tmp_path / 'poisoned', x_test=1e6 * X[:2, :, 0], **arrays))
     np.testing.assert_array_equal(first, [row['x'] for row in poisoned.rows('train')])
@@ -48,6 +51,7 @@ def test_windows_for_validation_have_either_name(tmp_path, name):
     arrays = {f'{array}_{end}': of[:count] for array, of in (('x', X), ('label', LABEL)) for end, count in ends.items()}
     data = labelled_windows(saved(tmp_path, x_mean=X.mean(0), **arrays))
     assert [len(data.rows(split)) for split in ('train', 'valid', 'test')] == [40, 7, 3]
+    assert not data.same_rows('valid', 'test')
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 import hashlib
 import json
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -84,6 +85,25 @@ def test_training_stops_at_train_bytes():
     assert BytePairs(268, train_bytes=len(TEXT) + 1).train([TEXT, *rest]).hash != BytePairs(268).train([TEXT]).hash
 
 
+@pytest.mark.parametrize('run', ['ACGTTGCA', 'été', '0123456789', '_-=+', ' \t', ' '])
+def test_runs_without_a_break_are_cut_for_training(run):
+    text = 'a word ' + run * (10_000 // len(run)) + '\nmore words\n'
+    parts = list(tokenizers._head([text.encode()], len(text)))
+    assert ''.join(parts) == text
+    assert len(parts) == 3
+    # 300 kB in one took 20 s and more.
+    rest = run.encode() * (300_000 // len(run.encode()))
+    start = time.monotonic()
+    assert BytePairs(258).train([rest, TEXT]).vocab == 258
+    assert time.monotonic() - start < 5
+
+
+def test_ordinary_text_is_not_cut():
+    text = (TEXT * 100).decode() + 'ab1-_é ' * 10_000 + 'w' + '-' * 4095 + 'w' * 4095 + ' ' * 4095
+    assert list(tokenizers._cut(text)) == [text]
+    assert list(tokenizers._head([text.encode(), b'', b'x'], 10**9)) == [text, 'x']
+
+
 def test_long_texts_are_encoded_in_pieces(pairs, monkeypatch):
     content = TEXT + 'ünbroken'.encode() * 40
     whole = pairs.encode([content])[0]
@@ -164,6 +184,95 @@ def test_tokenizer_files_that_are_missing_damaged_or_altered(pairs, tmp_path):
     path.write_text(json.dumps(fields | {'definition': fields['definition'].replace('cat', 'dog')}))
     with pytest.raises(UserError, match='was altered'):
         load_tokenizer(path)
+
+
+ANOTHERS = {
+    'a normalizer': ({'normalizer': {'type': 'Lowercase'}}, 'its normalizer is '),
+    'truncation': (
+        {'truncation': {'direction': 'Right', 'max_length': 4, 'strategy': 'LongestFirst', 'stride': 0}},
+        'its truncation is ',
+    ),
+    'padding': (
+        {
+            'padding': {
+                'strategy': {'Fixed': 8},
+                'direction': 'Right',
+                'pad_to_multiple_of': None,
+                'pad_id': 0,
+                'pad_type_id': 0,
+                'pad_token': '!',
+            }
+        },
+        'its padding is ',
+    ),
+    'a post-processor': (
+        {'post_processor': {'type': 'BertProcessing', 'sep': ['!', 0], 'cls': ['"', 1]}},
+        'its post_processor is ',
+    ),
+    'a decoder': ({'decoder': {'type': 'Fuse'}}, 'its decoder is '),
+    'no pre-tokenizer': ({'pre_tokenizer': None}, 'its pre_tokenizer is None, where attnlab writes {'),
+    'spaces before': (
+        {'pre_tokenizer': {'type': 'ByteLevel', 'add_prefix_space': True, 'trim_offsets': True, 'use_regex': True}},
+        "its pre_tokenizer is .*'add_prefix_space': True",
+    ),
+    'dropout': ({'model': {'dropout': 0.5}}, 'its dropout is 0.5, where attnlab writes None'),
+    'another model': ({'model': {'type': 'WordLevel', 'unk_token': '!', 'merges': None}}, "its type is 'WordLevel'"),
+    'a token that is added': (
+        {
+            'added_tokens': [
+                {
+                    'id': 5,
+                    'content': '&',
+                    'single_word': False,
+                    'lstrip': True,
+                    'rstrip': True,
+                    'normalized': False,
+                    'special': True,
+                }
+            ]
+        },
+        'its added_tokens is ',
+    ),
+}
+
+
+@pytest.mark.parametrize('case', ANOTHERS)
+def test_a_definition_that_another_program_wrote_is_refused_by_name(pairs, tmp_path, case):
+    changed, said = ANOTHERS[case]
+    definition = json.loads(pairs.definition)
+    definition |= changed | {'model': definition['model'] | changed.get('model', {})}
+    with pytest.raises(UserError, match=f'tokenizer.json is not a tokenizer that attnlab wrote: .*{said}'):
+        reloaded(definition, pairs.vocab, tmp_path)
+
+
+def reloaded(definition, vocab, folder):
+    path = folder / 'tokenizer.json'
+    save_tokenizer(tokenizers.TrainedBytePairs(vocab, json.dumps(definition)), path)
+    return load_tokenizer(path)
+
+
+def test_ids_run_from_0_and_every_byte_has_one(pairs, tmp_path):
+    definition = json.loads(pairs.definition)
+    merges, vocab = definition['model']['merges'], definition['model']['vocab']
+    last = max(vocab, key=vocab.get)
+    definition['model']['vocab'] = vocab | {last: 1000}
+    with pytest.raises(UserError, match='its ids do not run from 0 without a gap'):
+        reloaded(definition, pairs.vocab, tmp_path)
+    definition['model'] |= {'vocab': {'x': 0} | {token: i for token, i in vocab.items() if token != '!' and i < 256}}
+    definition['model'] |= {'merges': []}
+    with pytest.raises(UserError, match='vocab is 300, and the definition has 255 tokens'):
+        reloaded(definition, pairs.vocab, tmp_path)
+    kept = [token for token in sorted(vocab, key=vocab.get) if token != '!']
+    definition['model'] |= {'vocab': {token: i for i, token in enumerate(kept)}, 'merges': merges}
+    with pytest.raises(UserError, match='it has no token for the byte 0x21'):
+        reloaded(definition, pairs.vocab - 1, tmp_path)
+
+
+def test_merges_as_the_library_wrote_them_before_0_20_are_read(pairs, tmp_path):
+    definition = json.loads(pairs.definition)
+    definition['model']['merges'] = [' '.join(pair) for pair in definition['model']['merges']]
+    del definition['model']['ignore_merges']
+    assert reloaded(definition, pairs.vocab, tmp_path).encode([TEXT])[0].tolist() == pairs.encode([TEXT])[0].tolist()
 
 
 @pytest.mark.parametrize('content', [*STRANGE, b'\xf0\x9f\x98', b'a\xffb\xc3', bytes(range(256))])

@@ -5,7 +5,9 @@ import pytest
 from PIL import Image
 
 from attnlab.config import build, spec_of
+from attnlab.data.long_range.long_tailed import LongTailed
 from attnlab.data.vision.folders import ImageFolder, image_folder, read_image
+from attnlab.data.vision.resized import Resized
 from attnlab.errors import UserError
 from attnlab.tasks.images import ImageClassification
 
@@ -39,6 +41,8 @@ def test_folders_of_splits_are_kept(tmp_path):
     data = image_folder(str(tmp_path), size=4, channels=1)
     assert [len(data.rows(split)) for split in ('train', 'valid', 'test')] == [20, 3, 3]
     assert data.rows('test')[0]['label'] == 1 and data.rows('test')[0]['x'].shape == (16,)
+    for same in (data, Resized(data, 8), LongTailed(data, ratio=2.0)):
+        assert same.same_rows('valid', 'test') and not same.same_rows('train', 'test')
 
 
 @pytest.mark.parametrize('name', ['valid', 'val', 'validation'])
@@ -47,7 +51,7 @@ def test_a_folder_for_validation_has_either_name(tmp_path, name):
         fill(tmp_path / split / 'cat', 0, count), fill(tmp_path / split / 'dog', 100, count)
     data = image_folder(str(tmp_path), size=4)
     assert data.describe()['counts'] == {'train': 24, 'valid': 10, 'test': 8}
-    assert {path.parts[-3] for path, _ in data.rows('valid').files} == {name}
+    assert {path.parts[-3] for path, _ in data.rows('valid').files} == {name} and not data.same_rows('valid', 'test')
     fill(tmp_path / 'held_out' / 'cat', 0, 2)
     message = r"folders of classes in .* are \['held_out', .*\]; they must be train, test and one of valid, val, valid"
     with pytest.raises(UserError, match=message):

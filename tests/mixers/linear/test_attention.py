@@ -16,11 +16,22 @@ from attnlab.functional.normalizers import SumNormalizer
 from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.linear.write import Delta
 from attnlab.nn.decays import LowRankDecay, SlopeDecay
-from attnlab.nn.feature_maps import CosFormer, EluPlusOne, SquaredProduct, Taylor
+from attnlab.nn.feature_maps import (
+    CosFormer,
+    EluPlusOne,
+    HeadSquaredProduct,
+    JointHedgehog,
+    NormAware,
+    SquaredProduct,
+    Taylor,
+)
 from attnlab.nn.gates import Terms, TiedKeys, WriteStrength
 from attnlab.nn.levels import LevelWeights
+from attnlab.nn.norms import RMSNorm
+from attnlab.nn.positions import NeighbourRope
 from attnlab.nn.preludes import ShortConv
-from attnlab.testing.contract import context
+from attnlab.testing.contract import Subject, context
+from attnlab.testing.contract.streaming import check_decoding
 from attnlab.testing.noise import noise
 from attnlab.zoo.hybrids import HYBRIDS
 from attnlab.zoo.linear import LINEAR
@@ -34,6 +45,7 @@ from tests.mixers.linear.equations import (
     documents,
     gated_output,
     heads,
+    normed,
     recipe,
     sigmoid,
     silu,
@@ -63,9 +75,11 @@ def linear_transformer(mixer: LinearAttention, x: np.ndarray, causal: bool = Tru
 def retnet(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     q, k, v = (heads(apply(linear, x)) for linear in (mixer.query, mixer.key, mixer.value))
     half = q.shape[-1] // 2
-    angle = np.arange(len(x))[:, None] * 10000.0 ** (-np.arange(half) / half)[None]
-    turn = np.exp(1j * angle)[:, None]
-    q, k = (turn * (a[..., :half] + 1j * a[..., half:]) for a in (q, k))
+    exponents, pairs = np.arange(half) / half, (slice(half), slice(half, None))
+    if isinstance(mixer.position, NeighbourRope):
+        exponents, pairs = np.linspace(0, 1, half), (slice(0, None, 2), slice(1, None, 2))
+    turn = np.exp(1j * np.arange(len(x))[:, None] * 10000.0 ** -exponents[None])[:, None]
+    q, k = (turn * (a[..., pairs[0]] + 1j * a[..., pairs[1]]) for a in (q, k))
     out = np.zeros_like(v)
     for h in range(HEADS):
         gamma = 1 - 2.0 ** (-5 - h)
@@ -149,6 +163,30 @@ def hedgehog(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     return weighted(mixer, x, weight, 1e-12)
 
 
+def joint_hedgehog(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+    """As in flash-linear-attention, with its layer's norm in the place of the sum of weights."""
+
+    def features(x: np.ndarray, matrix: np.ndarray, bias: np.ndarray) -> np.ndarray:
+        y = np.exp(2 * np.concatenate([x @ matrix + bias, -x @ matrix - bias], axis=-1))
+        return y / y.sum(-1, keepdims=True)
+
+    q, k, v = (heads(apply(linear, x)) for linear in (mixer.query, mixer.key, mixer.value))
+    names = ('query', 'query_bias', 'key', 'key_bias')
+    query, shift_q, key, shift_k = (np.asarray(getattr(mixer.feature_map, name)[...], np.float64) for name in names)
+    q, k = features(q, query, shift_q), features(k, key, shift_k)
+    weights = np.einsum('thm,shm->hts', q, k) * np.tri(len(x)) / np.sqrt(q.shape[-1])
+    return apply(mixer.output, normed(mixer, np.einsum('hts,shv->thv', weights, v)))
+
+
+def rebased_by_head(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+    scale, bias = (np.asarray(getattr(mixer.feature_map, name)[...], np.float64) for name in ('scale', 'bias'))
+
+    def norm(x: np.ndarray) -> np.ndarray:
+        return (x - x.mean()) / np.sqrt(x.var() + 1e-5) * scale + bias
+
+    return weighted(mixer, x, lambda q, k, h, _: (norm(q[h]) @ norm(k[h])) ** 2 / q.shape[-1], eps=1e-12)
+
+
 def rebased(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     names = ('query_scale', 'query_bias', 'key_scale', 'key_bias')
     gain_q, shift_q, gain_k, shift_k = (np.asarray(getattr(mixer.feature_map, name)[...], np.float64) for name in names)
@@ -176,20 +214,27 @@ def performer(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     return weighted(mixer, x, weight, eps=1e-12, added=True)
 
 
-def nalaformer(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+def nalaformer(mixer: LinearAttention, x: np.ndarray, causal: bool = True) -> np.ndarray:
     q, k, v = (heads(apply(linear, x)) for linear in (mixer.query, mixer.key, mixer.value))
 
-    def weight(q: np.ndarray, k: np.ndarray) -> float:
+    def turned(x: np.ndarray, place: int) -> np.ndarray:
+        """As neighbours are in the released code, on one axis."""
+        angle = np.zeros(len(x) // 2) if mixer.turn is None else place * 10000.0 ** -np.linspace(0, 1, len(x) // 2)
+        numbers = (x[::2] + 1j * x[1::2]) * np.exp(1j * angle)
+        return np.stack([numbers.real, numbers.imag], axis=-1).reshape(-1)
+
+    def weight(q: np.ndarray, k: np.ndarray, t: int = 0, s: int = 0) -> float:
         norm = np.linalg.norm(q)
         power = 3 * (0.5 + np.tanh(norm))
-        sides = [(np.maximum(s * q / norm, 0) ** power) @ (np.maximum(s * k, 0) ** 3) for s in (1, -1)]
-        return sum(sides)
+        sides = [(np.maximum(n * q / norm, 0) ** power, np.maximum(n * k, 0) ** 3) for n in (1, -1)]
+        return sum(turned(query, t) @ turned(key, s) for query, key in sides)
 
     out = np.zeros_like(v)
     for h in range(HEADS):
         for t in range(len(x)):
-            weights = np.asarray([weight(q[t, h], k[s, h]) for s in range(t + 1)])
-            out[t, h] = weights @ v[: t + 1, h] / (weights.sum() + 1e-6)
+            seen = range(t + 1 if causal else len(x))
+            total = sum(weight(q[t, h], k[s, h]) for s in seen)
+            out[t, h] = sum(weight(q[t, h], k[s, h], t, s) * v[s, h] for s in seen) / (total + 1e-6)
     out = out.reshape(len(x), -1)
     out = (out - out.mean(-1, keepdims=True)) / np.sqrt(out.var(-1, keepdims=True) + 1e-5)
     out = out * np.asarray(mixer.joint_norm.scale[...], np.float64) + np.asarray(mixer.joint_norm.bias[...], np.float64)
@@ -232,6 +277,28 @@ def taylorshift(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
 )
 def test_the_layer_is_that_of_the_paper(equations: Callable[[LinearAttention, np.ndarray], np.ndarray]):
     check_layer(equations.__name__, equations)
+
+
+def test_retnet_may_rotate_as_in_its_released_code():
+    check_layer('retnet', retnet, position=NeighbourRope())
+    with pytest.raises(UserError, match='NeighbourRope rotates pairs in each of 2 parts of 6 channels; 4 must divide'):
+        NeighbourRope(parts=2).rotate(jnp.zeros((1, 1, 1, 6)), jnp.zeros((1, 1), jnp.int32))
+
+
+@pytest.mark.parametrize('causal', [True, False])
+def test_nalaformer_may_turn_what_is_summed_and_not_what_divides(causal: bool):
+    equations = functools.partial(nalaformer, causal=causal)
+    check_layer('nalaformer', equations, turn=NeighbourRope(parts=2), causal=causal)
+
+
+def test_what_is_turned_streams():
+    """Token by token as in one pass."""
+    made = functools.partial(LinearAttention, heads=4, feature_map=NormAware(), normalizer=SumNormalizer())
+    with jax.enable_x64(False):
+        check_decoding(Subject(functools.partial(made, turn=NeighbourRope(parts=2)), causal=True))
+    for wrong in ({'normalizer': None}, {'levels': LevelWeights}):
+        with pytest.raises(UserError, match='turn rotates what is summed, not what divides it'):
+            made(DIM, turn=NeighbourRope(parts=2), **wrong, rngs=nnx.Rngs(0))
 
 
 @pytest.mark.slow
@@ -286,8 +353,29 @@ def test_cosformer_gives_nan_beyond_its_span_and_nowhere_else():
 def test_the_maps_of_based_and_rebased_are_their_polynomials():
     check_layer('hedgehog', based, feature_map=Taylor())
     check_layer('hedgehog', rebased, feature_map=build(spec(SquaredProduct)))
+    check_layer('hedgehog', rebased_by_head, feature_map=build(spec(HeadSquaredProduct)))
     mixer = build(HYBRIDS['based'].pattern[0])(DIM, heads=HEADS, rngs=nnx.Rngs(0))
     assert mixer.init_state(1, 9, jnp.float32).memory.shape == (1, HEADS, 1 + 16 + 16 * 17 // 2, DIM // HEADS + 1)
+
+
+def test_hedgehog_of_flash_linear_attention_has_one_softmax():
+    """Whose maps start as the identity."""
+    layer = {'normalizer': None, 'norm': build(spec(RMSNorm, eps=1e-5)), 'scale': None}
+    check_layer('hedgehog', joint_hedgehog, feature_map=build(spec(JointHedgehog)), **layer)
+    x = noise(1, 2, 1, 3)
+    q, k = JointHedgehog(3, heads=1, rngs=nnx.Rngs(0)).features(x, x, jnp.zeros((1, 2), jnp.int32))
+    np.testing.assert_allclose(q, jax.nn.softmax(jnp.concatenate([2 * x, -2 * x], axis=-1)), rtol=1e-5)
+    np.testing.assert_array_equal(q, k)
+
+
+@pytest.mark.parametrize('feature_map', [JointHedgehog, HeadSquaredProduct])
+def test_maps_of_flash_linear_attention_stream(feature_map: type):
+    """Token by token as in one pass; divided by a norm, as sums of weights of the second map may vanish."""
+    with jax.enable_x64(False):
+        make = functools.partial(
+            LinearAttention, heads=4, feature_map=feature_map, norm=functools.partial(RMSNorm, eps=1e-5)
+        )
+        check_decoding(Subject(make, causal=True))
 
 
 def test_decays_by_slope_weaken_with_depth():

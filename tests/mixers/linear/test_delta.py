@@ -15,7 +15,7 @@ from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.linear.write import Additive, Delta, PreconditionedDelta
 from attnlab.nn.decays import LowRankStepDecay, StepDecay
 from attnlab.nn.feature_maps import SumNorm
-from attnlab.nn.gates import ChannelStrengths, LowRankGate, Moment, Terms, WriteStrength
+from attnlab.nn.gates import ChannelStrengths, LowRankGate, Moment, OutputGate, Terms, WriteStrength
 from attnlab.testing.noise import noise
 from tests.mixers.linear.equations import (
     DIM,
@@ -57,11 +57,15 @@ def delta(q: np.ndarray, k: np.ndarray, v: np.ndarray, beta: np.ndarray, decay: 
     return out
 
 
-def delta_net(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+def plain_output(mixer: LinearAttention, out: np.ndarray, x: np.ndarray) -> np.ndarray:
+    return apply(mixer.output, normed(mixer, out))
+
+
+def delta_net(mixer: LinearAttention, x: np.ndarray, output: Callable = plain_output) -> np.ndarray:
     q, k, v = convolved(mixer, x)
     assert q.shape[-1] == v.shape[-1] == DIM // HEADS
     out = delta(unit(q), unit(k), v, sigmoid(apply(mixer.gates.linear, x)), np.ones_like(k))
-    return apply(mixer.output, normed(mixer, out))
+    return output(mixer, out, x)
 
 
 def sum_normed(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
@@ -302,6 +306,7 @@ def test_without_decay_and_correction_comba_that_erases_all_is_the_delta_rule():
 def test_the_layer_is_that_of_the_paper():
     check_layer('delta_net', delta_net)
     check_layer('delta_net', sum_normed, feature_map=SumNorm())
+    check_layer('delta_net', functools.partial(delta_net, output=gated_output), gate=build(spec(OutputGate)))
     check_layer('gated_delta_net', gated_delta_net)
     check_layer('kda', kda)
     check_layer('gated_delta_product', gated_delta_product)
@@ -310,6 +315,14 @@ def test_the_layer_is_that_of_the_paper():
 def test_the_write_strength_can_reach_two():
     doubled = build(spec(WriteStrength, scale=2.0))
     check_layer('gated_delta_net', lambda mixer, x: gated_delta_net(mixer, x, scale=2.0), gates=doubled)
+
+
+def test_the_write_strength_may_have_a_bias():
+    """As in the code of the authors; it starts at zero."""
+    with_bias = build(spec(WriteStrength, bias=True))
+    assert not with_bias(DIM, heads=HEADS, key_dim=4, value_dim=4, rngs=nnx.Rngs(0)).linear.bias[...].any()
+    assert recipe('gated_delta_net', gates=with_bias).gates.linear.bias[...].all()
+    check_layer('gated_delta_net', gated_delta_net, gates=with_bias)
 
 
 def test_without_decay_gated_delta_net_is_the_delta_rule():

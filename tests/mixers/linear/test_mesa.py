@@ -13,7 +13,8 @@ from attnlab.errors import UserError
 from attnlab.functional.ridge import Regression, ridge_regression
 from attnlab.mixers.linear.mesa import MesaNet
 from attnlab.nn.gates import OutputGate
-from attnlab.testing.contract import compare_with_differences
+from attnlab.testing.contract import Subject, compare_with_differences
+from attnlab.testing.contract.streaming import check_decoding
 from attnlab.testing.noise import noise
 from pallas_kernels import linear_attention
 from tests.mixers.linear.equations import (
@@ -167,6 +168,45 @@ def test_long_sequences_stay_finite_and_near_the_definition(strength: float):
     np.testing.assert_allclose(y[0, :, 0], expected, rtol=0, atol=1e-3 * np.abs(expected).max())
 
 
+def released(q, P, ridge, steps: int, offset: float, x: np.ndarray) -> np.ndarray:
+    """The steps of the released code (`fla/ops/mesa_net/naive.py`), for one token, from `x`."""
+    A = P + np.diag(ridge)
+    r = q - A @ x
+    p, size = r.copy(), r @ r
+    for _ in range(steps):
+        length = size / (p @ A @ p + offset)
+        x, r = x + length * p, r - length * (A @ p)
+        p, size = r + (r @ r) / (size + offset) * p, r @ r
+    return x
+
+
+@pytest.mark.parametrize(('offset', 'guess'), [(0.0, False), (1e-5, False), (0.0, True), (1e-2, True)])
+def test_steps_are_those_of_the_released_code(offset: float, guess: bool):
+    """Too few to solve it, in a prompt from zero, then for one token, from zero or from the guess."""
+    q, k, v, strength, _, ridge = arrays()
+    log_decay = jnp.log(strength[:, ::-1])
+    how = {'steps': 2, 'offset': offset, 'guess': guess}
+    first, last = ([each[:, part] for each in (q, k, v, strength, log_decay)] for part in (slice(8), slice(8, None)))
+    prompt, state = ridge_regression(*first, ridge, **how)
+    token, _ = ridge_regression(*last, ridge, **how, state=state)
+    P, S = np.zeros((K, K)), np.zeros((K, K))
+    for t, found in enumerate([*prompt[0, :, 0], token[0, 0, 0]]):
+        decay, weighted = np.exp(log_decay[0, t, 0]), strength[0, t, 0] * k[0, t, 0]
+        P, S = decay * P + np.outer(weighted, k[0, t, 0]), decay * S + np.outer(weighted, v[0, t, 0])
+        start = q[0, t, 0] / (np.diag(P) + ridge[0]) if guess and t == 8 else np.zeros(K)
+        solution = released(np.asarray(q[0, t, 0]), P, np.asarray(ridge[0]), 2, offset, np.asarray(start))
+        np.testing.assert_allclose(found, S.T @ solution, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize('how', [{'offset': 1e-5}, {'guess': True}], ids=str)
+def test_the_options_of_the_released_code_keep_the_contract(how: dict):
+    with jax.enable_x64(False):
+        subject = Subject(functools.partial(MesaNet, heads=4, **how), causal=True)
+        check_decoding(subject)
+
+
 def test_a_solver_makes_a_step():
     with pytest.raises(UserError, match='steps of MesaNet is 0; it must be a whole number of at least 1'):
         MesaNet(DIM, heads=HEADS, steps=0, rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match='offset of MesaNet is -1'):
+        MesaNet(DIM, heads=HEADS, offset=-1.0, rngs=nnx.Rngs(0))

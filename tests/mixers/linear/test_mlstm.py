@@ -9,9 +9,22 @@ from flax import nnx
 from attnlab.errors import UserError
 from attnlab.functional.stabilised import running_maximum, stabilised_linear_attention
 from attnlab.mixers.linear.mlstm import MLSTM
+from attnlab.mixers.linear.mlstm_block import MLSTMBlock
 from attnlab.testing.noise import noise
 from pallas_kernels import linear_attention
-from tests.mixers.linear.equations import DIM, HEADS, SEGMENTS, apply, check_layer, heads, sigmoid
+from tests.mixers.linear.equations import (
+    DIM,
+    HEADS,
+    SEGMENTS,
+    apply,
+    batch,
+    check_layer,
+    documents,
+    heads,
+    recipe,
+    sigmoid,
+    silu,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +59,43 @@ def mlstm(mixer: MLSTM, x: np.ndarray) -> np.ndarray:
         y = (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + 1e-6)
         out[:, h] = y * gain[h] + offset[h]
     return apply(mixer.output, out.reshape(len(x), -1) * sigmoid(apply(mixer.gate, x)))
+
+
+def block_of_xlstm(mixer: MLSTMBlock, x: np.ndarray) -> np.ndarray:
+    """`mLSTMLayer` and `mLSTMCell` of the released code."""
+    m, z = np.split(apply(mixer.input, x), 2, axis=1)
+    c, taps = np.zeros_like(m) + np.asarray(mixer.prelude.bias[...]), np.asarray(mixer.prelude.taps[...], np.float64)
+    for t, i in np.ndindex(len(x), len(taps)):
+        if t >= i:
+            c[t] += taps[-1 - i] * m[t - i]
+    c = silu(c)
+    q, k, v = (
+        np.einsum('tbi,bio->tbo', y.reshape(len(x), -1, 4), np.asarray(linear.weight[...], np.float64)).reshape(y.shape)
+        for linear, y in ((mixer.query, c), (mixer.key, c), (mixer.value, m))
+    )
+    seen = np.concatenate([q, k, v], axis=1)
+    given = apply(mixer.input_gate, seen) + np.asarray(mixer.input_bias[...])
+    kept = np.log(sigmoid(apply(mixer.forget_gate, seen) + np.asarray(mixer.forget_bias[...])))
+    q, k, v = (heads(each) for each in (q, k, v))
+    out, gain = np.zeros_like(v), np.asarray(mixer.norm.scale[...], np.float64)
+    for h in range(HEADS):
+        empty = np.zeros((q.shape[-1], v.shape[-1] + 1))
+        y = unstabilised(q[:, h], k[:, h], v[:, h], kept[:, h], given[:, h], empty)
+        out[:, h] = gain[h] * (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + 1e-5)
+    return apply(mixer.output, (out.reshape(m.shape) + np.asarray(mixer.skip[...]) * c) * silu(z))
+
+
+def test_the_block_is_that_of_the_released_code():
+    """But for the eps of denominators, which depends on a stabiliser there."""
+    mixer = recipe('mlstm_block')
+    x, ctx = batch()
+    y, _ = jax.jit(mixer)(x, ctx)
+    expected = documents(lambda row: block_of_xlstm(mixer, row), x, ctx)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+    fresh = MLSTMBlock(DIM, heads=HEADS, rngs=nnx.Rngs(0))
+    np.testing.assert_allclose(fresh.forget_bias[...], [3.0, 6.0])
+    assert not fresh.input_gate.weight[...].any() and 0 < jnp.abs(fresh.input_bias[...]).max() < 0.5
+    np.testing.assert_array_equal(fresh.skip[...], np.ones(2 * DIM))
 
 
 def test_the_layer_is_that_of_the_paper():
@@ -117,3 +167,5 @@ def test_the_running_maximum_is_its_recurrence():
 def test_heads_that_do_not_divide():
     with pytest.raises(UserError, match='heads is 3; it must divide dim, which is 8, unless value_dim is given'):
         MLSTM(DIM, heads=3, rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match='block of MLSTMBlock is 3; it must divide the inner width, 2 times 8'):
+        MLSTMBlock(DIM, heads=HEADS, block=3, rngs=nnx.Rngs(0))

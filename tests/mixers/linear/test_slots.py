@@ -1,6 +1,7 @@
 """Gated slot attention against its equations, as loops over tokens in numpy float64."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,11 @@ from flax import nnx
 from attnlab.config import build, spec
 from attnlab.errors import UserError
 from attnlab.mixers.linear.slots import GatedSlots, gated_slots
-from attnlab.nn.gates import RoutedGates
+from attnlab.nn.decays import ChannelDecay
+from attnlab.nn.gates import OutputGate, RoutedGates
+from attnlab.nn.positions import Rope
+from attnlab.testing.contract import Subject
+from attnlab.testing.contract.streaming import check_decoding
 from attnlab.testing.noise import noise, perturbed
 from tests.mixers.linear.equations import (
     DIM,
@@ -59,6 +64,20 @@ def raven_heads(mixer: GatedSlots, x: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return q, k, v
 
 
+def offered(mixer: GatedSlots, x: np.ndarray) -> np.ndarray:
+    """What the released code offers: keys rotated, the decay of gated slots, a norm of every head and a gate."""
+    q, k, v = raven_heads(mixer, x)
+    half = q.shape[-1] // 2
+    turn = np.exp(1j * np.arange(len(x))[:, None] * 10000.0 ** (-np.arange(half) / half)[None])[:, None]
+    turned = (turn * (each[..., :half] + 1j * each[..., half:]) for each in (q, k))
+    q, k = (np.concatenate([each.real, each.imag], axis=-1) for each in turned)
+    fade = np.log(sigmoid(apply(mixer.forget.decay.linear, x))) / 8
+    gate = np.exp(heads(fade) * routed(heads(apply(mixer.forget.router, x))))
+    out = silu(reads(q, k, v, gate))
+    out = out / np.sqrt((out**2).mean(-1, keepdims=True) + 1e-5) * np.asarray(mixer.norm.scale[...], np.float64)
+    return apply(mixer.output, out.reshape(x.shape) * silu(apply(mixer.gate.linear, x)))
+
+
 def raven(mixer: GatedSlots, x: np.ndarray) -> np.ndarray:
     q, k, v = raven_heads(mixer, x)
     decay = mixer.forget.decay
@@ -76,10 +95,13 @@ def routed(logits: np.ndarray, chosen: int = 2) -> np.ndarray:
     return weights
 
 
-def read(mixer: GatedSlots, q: np.ndarray, k: np.ndarray, v: np.ndarray, gate: np.ndarray) -> np.ndarray:
+def reads(q: np.ndarray, k: np.ndarray, v: np.ndarray, gate: np.ndarray) -> np.ndarray:
     empty = np.zeros((gate.shape[-1], DIM // HEADS))
-    out = np.stack([steps(*(a[:, h] for a in (q, k, v, gate)), empty, empty)[0] for h in range(HEADS)], axis=1)
-    return written(mixer, out)
+    return np.stack([steps(*(a[:, h] for a in (q, k, v, gate)), empty, empty)[0] for h in range(HEADS)], axis=1)
+
+
+def read(mixer: GatedSlots, q: np.ndarray, k: np.ndarray, v: np.ndarray, gate: np.ndarray) -> np.ndarray:
+    return written(mixer, reads(q, k, v, gate))
 
 
 def written(mixer: GatedSlots, out: np.ndarray) -> np.ndarray:
@@ -94,6 +116,21 @@ def test_the_layer_is_that_of_the_paper():
 
 def test_raven_is_that_of_the_paper():
     check_layer('raven', raven, slots=5, gates=build(spec(RoutedGates, chosen=2)))
+
+
+def test_raven_has_what_its_released_code_offers():
+    gates = build(spec(RoutedGates, chosen=2, decay=spec(ChannelDecay)))
+    check_layer('raven', offered, slots=5, gates=gates, position=Rope(), gate=build(spec(OutputGate)))
+    with pytest.raises(UserError, match='temperature of ChannelDecay is 0'):
+        ChannelDecay(DIM, heads=HEADS, key_dim=5, temperature=0.0, rngs=nnx.Rngs(0))
+
+
+def test_what_raven_offers_streams():
+    """Token by token as in one pass."""
+    gates = functools.partial(RoutedGates, chosen=3, decay=ChannelDecay)
+    with jax.enable_x64(False):
+        make = functools.partial(GatedSlots, heads=4, slots=6, gates=gates, position=Rope(), gate=OutputGate)
+        check_decoding(Subject(make, causal=True))
 
 
 def test_slots_that_a_token_does_not_choose_stay_as_they_are():

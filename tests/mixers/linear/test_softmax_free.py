@@ -1,10 +1,15 @@
 """Softmax-free attention against its equations with exact inverses, in numpy float64."""
 
+import functools
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attnlab.functional.newton import BacktrackedStep, FixedStep
 from attnlab.mixers.linear.softmax_free import SoftmaxFreeAttention
+from attnlab.testing.noise import noise
 from tests.mixers.linear.equations import DIM, HEADS, apply, check_layer, heads
 from tests.mixers.linear.test_inline import gelu
 
@@ -22,6 +27,17 @@ def gaussian(a: np.ndarray, c: np.ndarray) -> np.ndarray:
     return np.exp(-((a[:, None] - c[None]) ** 2).sum(axis=-1) / 2)
 
 
+def released(P: np.ndarray, iterations: int = 20) -> np.ndarray:
+    """`newton_inv` of the code released for SOFT++."""
+    one, step, halvings = np.eye(len(P)), 2 / P.sum(axis=1).max() ** 2, 0
+    while np.abs(one - P @ (step * P)).sum(axis=0).max() > 1.01 and halvings < 10:
+        step, halvings = step / 2, halvings + 1
+    V = step * P
+    for _ in range(iterations):
+        V = 2 * V - V @ P @ V
+    return V
+
+
 def soft(mixer: SoftmaxFreeAttention, x: np.ndarray) -> np.ndarray:
     q, v = (heads(apply(linear, x)) for linear in (mixer.query, mixer.value))
     q = q / (DIM // HEADS) ** 0.25
@@ -33,7 +49,7 @@ def soft(mixer: SoftmaxFreeAttention, x: np.ndarray) -> np.ndarray:
         made = (made - made.mean(axis=1, keepdims=True)) / np.sqrt(made.var(axis=1, keepdims=True) + mixer.norm.eps)
         landmarks = gelu(scale * made + shift)
         to, between = gaussian(q[:, h], landmarks), gaussian(landmarks, landmarks)
-        inverse = np.linalg.inv(between + 0.01 * np.eye(len(landmarks)))
+        inverse = released(between) if mixer.ridge == 0 else np.linalg.inv(between + 0.01 * np.eye(len(landmarks)))
         if mixer.normalised:
             roots = np.sqrt(between.sum(axis=1))
             inverse = inverse / roots[:, None] / roots
@@ -46,3 +62,26 @@ def soft(mixer: SoftmaxFreeAttention, x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize('name', ['soft', 'soft_plus'])
 def test_the_layer_is_that_of_the_paper(name):
     check_layer(name, soft, PACKED, stride=STRIDE, width=WIDTH, documents=4, iterations=30)
+
+
+def test_newton_may_step_as_in_the_code_of_soft_plus():
+    options = {'stride': STRIDE, 'width': WIDTH, 'documents': 4, 'ridge': 0.0, 'newton': BacktrackedStep()}
+    check_layer('soft_plus', soft, PACKED, **options)
+
+
+def test_gradients_of_the_iterations_are_differences():
+    """Also where they have not ended at the inverse; those of the inverse are others."""
+    x = noise(1, 1, 4, 2, dtype=jnp.float64)
+    P = gaussian(np.asarray(x[0, 0]), np.asarray(x[0, 0]))
+    P, weights = jnp.asarray(P)[None, None], noise(1, 1, 4, 4, seed=1, dtype=jnp.float64)
+
+    def loss(newton, P):
+        return jnp.vdot(weights, newton(P, jnp.max(jnp.sum(P, axis=-1), axis=-1, keepdims=True), None, 3))
+
+    expected = np.zeros(P.shape)
+    for i, j in np.ndindex(4, 4):
+        ahead, behind = (loss(BacktrackedStep(), P.at[0, 0, i, j].add(step)) for step in (1e-6, -1e-6))
+        expected[0, 0, i, j] = (ahead - behind) / 2e-6
+    found, other = (jax.grad(functools.partial(loss, newton))(P) for newton in (BacktrackedStep(), FixedStep()))
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+    assert np.abs(other - found).max() > 1e-2

@@ -1,5 +1,7 @@
 """PaTH attention against its product of reflections, in numpy float64."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +11,9 @@ from flax import nnx
 import pallas_kernels
 from attnlab.mixers.softmax import path
 from attnlab.mixers.softmax.path import PathAttention, path_attention
-from attnlab.nn.decays import ForgetGate
-from attnlab.testing.contract import cast_parameters, context
+from attnlab.nn.decays import ForgetGate, ScaledForgetGate
+from attnlab.testing.contract import Subject, cast_parameters, context
+from attnlab.testing.contract.streaming import check_decoding
 from attnlab.testing.noise import noise, perturbed
 
 DIM, HEADS, LENGTH = 8, 2, 12
@@ -42,7 +45,9 @@ def by_definition(mixer: PathAttention, x: np.ndarray) -> np.ndarray:
     strength = 2 / (1 + np.exp(-apply(mixer.strength, x)))
     gates = np.ones_like(strength)
     if mixer.forget is not None:
-        gates = 1 / (1 + np.exp(-apply(mixer.forget.linear, x)))
+        # The released code divides gates by the root of the channels too.
+        power = K**-0.5 if isinstance(mixer.forget, ScaledForgetGate) else 1.0
+        gates = (1 / (1 + np.exp(-apply(mixer.forget.linear, x)))) ** power
     out = np.zeros_like(v)
     for i, h in np.ndindex(len(x), HEADS):
         scores, row = np.zeros(i + 1), q[i, h]
@@ -54,7 +59,7 @@ def by_definition(mixer: PathAttention, x: np.ndarray) -> np.ndarray:
     return apply(mixer.output, out.reshape(x.shape))
 
 
-@pytest.mark.parametrize('forget', [None, ForgetGate], ids=['path', 'path_fox'])
+@pytest.mark.parametrize('forget', [None, ForgetGate, ScaledForgetGate], ids=['path', 'path_fox', 'scaled'])
 def test_scores_are_products_of_reflections(forget, monkeypatch: pytest.MonkeyPatch):
     """Over documents, in chunks of fewer tokens than they have."""
     monkeypatch.setattr(path, 'CHUNK', 4)
@@ -102,3 +107,10 @@ def test_one_whole_reflection_a_token_tells_odd_distances_from_even_ones():
     expected = jnp.einsum('bhij,bjhk->bihk', weights, v)
     found = run(jnp.broadcast_to(axis, q.shape), 2.0, jnp.zeros((1, LENGTH, HEADS)), q, k, v)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-10)
+
+
+def test_scaled_gates_stream():
+    """Token by token as in one pass."""
+    with jax.enable_x64(False):
+        make = functools.partial(PathAttention, heads=4, rank=3, forget=ScaledForgetGate)
+        check_decoding(Subject(make, causal=True))

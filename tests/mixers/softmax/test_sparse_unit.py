@@ -11,6 +11,7 @@ from flax import nnx
 from scipy.special import expit, softmax
 
 from attnlab.context import Context
+from attnlab.errors import UserError
 from attnlab.functional.rotary import rotate
 from attnlab.mixers.softmax.sparse_unit import SparseGatedUnit
 from attnlab.testing.noise import noise, perturbed
@@ -123,3 +124,9 @@ def test_the_temperature_starts_as_in_the_released_code():
     mixer = SparseGatedUnit(64, rngs=nnx.Rngs(0))
     np.testing.assert_allclose(np.exp(numbers(mixer.log_temperature)), 0.3 * 8, rtol=1e-6)
     assert mixer.init_state(1, 1000, jnp.bfloat16).keys.shape == (1, 128, 64)
+
+
+def test_a_temperature_is_positive():
+    for temperature in (0.0, -1.0):
+        with pytest.raises(UserError, match=f'temperature of SparseGatedUnit is {temperature}; it must be positive'):
+            make(temperature=temperature)

@@ -17,6 +17,7 @@ from attnlab.nn.norms import RMSNorm
 from attnlab.nn.preludes import Activation
 from attnlab.testing.noise import noise, perturbed
 from attnlab.zoo import ZOO
+from attnlab.zoo.chosen import initialized
 from attnlab.zoo.state_space import STATE_SPACE
 from tests.mixers.linear.equations import Ones, level_weights
 
@@ -160,6 +161,14 @@ def test_mamba2_starts_as_the_paper_does():
     assert mixer.input.weight.shape == (1024, 2 * 2048 + 2 * 128 + 32)
     dt = softplus(weights(mixer.step_size.bias))
     assert dt.min() >= 0.999e-3 and dt.max() <= 1.001e-1
+
+
+def test_counted_rates_are_those_of_the_released_log_linear_models():
+    """Which `init=paper` has too."""
+    mixer = StateSpaceDual(32, head_dim=8, rates='counted', rngs=nnx.Rngs(0))
+    np.testing.assert_allclose(jnp.exp(mixer.A_log[...]), np.arange(1, 9), rtol=1e-6)
+    begun, _ = initialized(ZOO['log_linear_mamba2'], 'paper')
+    assert [begun.pattern[0].rates, ZOO['log_linear_mamba2'].pattern[0].rates] == ['counted', 'drawn']
 
 
 def test_what_sets_the_time_scales_is_of_the_group_dynamics():
