@@ -30,6 +30,8 @@ def with_erase(here: Target) -> Callable[..., Outputs]:
     return erasing.by_kernels(diagonal_low_rank(here))
 
 
-def _step(here: Steps, runs: jax.Array, form: Form, solved: jax.Array | None) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _step(
+    here: Steps, runs: jax.Array | None, form: Form, solved: jax.Array | None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     (beta,) = here.numbers
     return step(Chunk(here.q, here.k, beta, here.log_decay, runs), here.v, here.state, form, solved)

@@ -29,6 +29,8 @@ def _cost(vectors: int) -> Callable[..., cost.CallCost]:
     return functools.partial(cost.diagonal_low_rank, keys=vectors)
 
 
-def _step(here: Steps, runs: jax.Array, form: Form, solved: jax.Array | None) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _step(
+    here: Steps, runs: jax.Array | None, form: Form, solved: jax.Array | None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     a, *others = here.vectors
     return step(Chunk(here.q, a, (*others, here.k), here.log_decay, runs), here.v, here.state, form, solved)

@@ -14,6 +14,7 @@ class Chunk(NamedTuple):
     Attributes:
       rows: `8 c`, see `rows`.
       columns: the same, transposed.
+      runs: of these the number of document starts up to each step, `c 1`; or `None`.
       log_decay: `c k`, or `None`: the decays are those of the rows.
     """
 
@@ -22,6 +23,7 @@ class Chunk(NamedTuple):
     v: jax.Array
     rows: jax.Array
     columns: jax.Array
+    runs: jax.Array | None
     log_decay: jax.Array | None
 
 
@@ -66,4 +68,9 @@ def visible(chunk: Chunk) -> jax.Array:
     """Which steps, along rows, a step reads."""
     c = chunk.rows.shape[1]
     at, read = iotas((c, c))
-    return (at >= read) & (chunk.columns[:, RUN : RUN + 1] == chunk.rows[RUN : RUN + 1])
+    return of_run(chunk, at >= read)
+
+
+def of_run(chunk: Chunk, pairs: jax.Array) -> jax.Array:
+    """Those of pairs of steps, `c c`, that are in the same document."""
+    return pairs if chunk.runs is None else pairs & (chunk.runs == chunk.rows[RUN : RUN + 1])

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from pallas_kernels import tiling
 from pallas_kernels.linear_attention.mosaic_tpu.chunk import Chunk
 from pallas_kernels.matrix_state import decays
+from pallas_kernels.matrix_state.decays import RUN
 from pallas_kernels.matrix_state.differentiation import Arrays
 from pallas_kernels.matrix_state.mosaic_tpu.plan import Plan, head_counts, operands
 
@@ -32,7 +33,7 @@ def plan_of(arrays: Arrays) -> Plan:
     tile = tiling.linear_attention_tpu(t, k, v, vector=is_vector)
     # With decays of key channels what is not a product takes the time, and several heads spill registers.
     together = 1 if is_vector else tiling.heads_tpu(b, h, head_counts(arrays), k, v, dtype.itemsize)
-    return Plan(b, t, h, k, v, tile, dtype, is_vector, together)
+    return Plan(b, t, h, k, v, tile, dtype, is_vector, arrays.starts is not None, together)
 
 
 def inputs_of(plan: Plan, arrays: Arrays) -> Inputs:
@@ -58,12 +59,14 @@ def chunk_at(plan: Plan, inputs: Inputs, place: Any) -> Chunk:
     """A chunk of every head of a program, heads first."""
     steps = pl.ds(place * plan.tile.steps, plan.tile.steps)
     numbers = plan.of_heads(inputs.rows[:, place])
+    columns = numbers.swapaxes(1, 2)
     return Chunk(
         q=plan.of_heads(inputs.q[:, steps]),
         k=plan.of_heads(inputs.k[:, steps]),
         v=plan.of_heads(inputs.v[:, steps]),
         rows=numbers,
-        columns=numbers.swapaxes(1, 2),
+        columns=columns,
+        runs=columns[:, :, RUN : RUN + 1] if plan.documents else None,
         log_decay=None if inputs.log_decay is None else plan.of_heads(inputs.log_decay[:, steps]),
     )
 

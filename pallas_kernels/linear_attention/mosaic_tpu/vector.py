@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import tiling
-from pallas_kernels.linear_attention.mosaic_tpu.chunk import Chunk, Decays, Pulled, dot, iotas, visible
-from pallas_kernels.matrix_state.decays import FACTOR, KEPT, REACH, RUN, WRITE
+from pallas_kernels.linear_attention.mosaic_tpu.chunk import Chunk, Decays, Pulled, dot, iotas, of_run, visible
+from pallas_kernels.matrix_state.decays import FACTOR, KEPT, REACH, WRITE
 
 SUBBLOCK = tiling.SUBBLOCK
 
@@ -89,7 +89,7 @@ def pull(chunk: Chunk, dscores: jax.Array) -> tuple[jax.Array, Pulled]:
         dkey = jnp.sum(dscore * q * jnp.exp(decay), axis=1, keepdims=True)
         dk += jnp.where(place == key, dkey, 0)
     dq, dk, q, k = (array.reshape(c, -1) for array in (dq, dk, q, k))
-    later = ((at <= read) & (chunk.columns[:, RUN : RUN + 1] == chunk.rows[RUN : RUN + 1])).astype(jnp.float32)
+    later = of_run(chunk, at <= read).astype(jnp.float32)
     dlog_decay = dot(later, q * dq - k * dk) * chunk.columns[:, KEPT : KEPT + 1]
     return jnp.where(visible(chunk), total, 0), Pulled(dq + own * k, dk + own * q, dlog_decay)
 

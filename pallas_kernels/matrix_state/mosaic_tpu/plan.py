@@ -49,7 +49,8 @@ def head_counts(arrays: Arrays) -> set[int]:
 class Plan:
     """Sizes of a call and of its parts. The groups run backward in the backward pass.
 
-    `together` is the number of heads of a program. An array that fewer heads have has one for all of them.
+    `together` is the number of heads of a program. An array that fewer heads have has one for all of them. With
+    `documents` some steps forget the past.
     """
 
     b: int
@@ -60,6 +61,7 @@ class Plan:
     tile: tiling.ChunkTile
     dtype: Any
     is_vector: bool
+    documents: bool
     together: int
 
     @property

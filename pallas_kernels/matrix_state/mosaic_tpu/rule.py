@@ -63,13 +63,13 @@ class Rule:
     Attributes:
       name: the first word of the names of its kernels.
       cost: of a call, from the number of further vectors to a function of its sizes.
-      step: from the steps of a chunk, the number of document starts up to each, `h c 1`, the form of products, and the
+      step: from the steps of a chunk, the number of document starts up to each, `h c 1`, or `None`, the form of products, and the
         inverse where it was kept, to what the chunk reads, `h c v`, the state after it, and the inverse.
     """
 
     name: str
     cost: Callable[[int], Callable[..., CallCost]]
-    step: Callable[[Steps, jax.Array, Form, jax.Array | None], tuple[jax.Array, jax.Array, jax.Array]]
+    step: Callable[[Steps, jax.Array | None, Form, jax.Array | None], tuple[jax.Array, jax.Array, jax.Array]]
 
 
 def passes(here: Target, rule: Rule) -> Passes:
@@ -106,7 +106,7 @@ def _plan_of(arrays: Arrays) -> Plan:
     is_vector = arrays.log_decay is not None and arrays.log_decay.shape[3] > 1
     tile, dtype = tiling.delta_rule_tpu(t, k, v), operands(arrays.q.dtype)
     together = tiling.heads_tpu(b, h, head_counts(arrays), k, v, dtype.itemsize)
-    return Plan(b, t, h, k, v, tile, dtype, is_vector, together)
+    return Plan(b, t, h, k, v, tile, dtype, is_vector, arrays.starts is not None, together)
 
 
 def _inputs_of(plan: Plan, arrays: Arrays) -> Inputs:
@@ -160,7 +160,8 @@ def _step(
         decay = decay.swapaxes(1, 2)
     columns = here._replace(log_decay=decay, numbers=tuple(numbers.swapaxes(1, 2) for numbers in here.numbers))
     form = Form(plan.dtype, jnp.float32, EXACT if plan.dtype == jnp.float32 else None)
-    return rule.step(columns, solving.column(inputs.rows, place, RUN), form, solved)
+    runs = solving.column(inputs.rows, place, RUN) if plan.documents else None
+    return rule.step(columns, runs, form, solved)
 
 
 def _put(plan: Plan, gradients: Inputs, place: Any, found: Steps) -> None:
