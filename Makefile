@@ -26,7 +26,7 @@ test: $(VENV)/installed $(VENV)/libtpu/complete  ## run the tests
 	@$(BIN)/python -m pytest --durations=20 $(ARGS)
 
 test-all: $(VENV)/installed $(VENV)/libtpu/complete  ## run the tests, the slow ones too
-	@$(BIN)/python -m pytest -m '' --durations=20 $(ARGS)
+	@$(BIN)/python -m pytest -m '' -rs --durations=20 $(ARGS)
 
 test-oldest: $(OLDEST)/installed $(OLDEST)/libtpu/complete  ## run the tests on the oldest Python and JAX supported
 	@$(OLDEST)/bin/python -m pytest $(ARGS)

@@ -26,7 +26,6 @@ HEURISTIC, TABLE = 'heuristic', 'table'
 """How the ledger names where a tile is from."""
 
 Number = int | bool
-Call = Mapping[str, Number]
 Tile = Any
 """A frozen record of `tiling`, or a number of steps."""
 

@@ -28,7 +28,7 @@ class Measurement:
       quartiles: those of the milliseconds over turns, the middle one `milliseconds`.
       ratio: the contender's time over ours, with its 95 % interval (see `timing.Times`).
       ceiling: the least time that the device's measured rates allow, divided by the time.
-      memory: bytes of temporaries over ours.
+      temporary_mib: MiB that the program takes besides its arguments and its results.
       failure: the reason why there are no measurements, or `None`.
       rounds: over how many the ratio is taken; `None` where it was not recorded.
     """
@@ -79,14 +79,25 @@ def lines(
             except Exception as error:
                 if name == OURS:
                     raise
-                reason = f'{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}'
-                yield Measurement(problem.core, problem.name, what, name, failure=reason)
+                yield Measurement(problem.core, problem.name, what, name, failure=_reason(error))
         factor = BACKWARD.get(problem.core, 3.0) if gradients else 1.0
         # The backward pass reads the arguments again, with the gradient of the result, and writes their gradients: the
         # arguments move three times, the result twice.
         moved = 3.0 * problem.bytes - problem.result_bytes if gradients else problem.bytes
+        failures: dict[str, str] = {}
         with alone():
+            # Some fail when they run only, as for want of memory.
+            for name, program in programs.items():
+                try:
+                    jax.block_until_ready(program.call())
+                except Exception as error:
+                    if name == OURS:
+                        raise
+                    failures[name] = _reason(error)
+            programs = {name: program for name, program in programs.items() if name not in failures}
             times = timing.alternate({name: program.call for name, program in programs.items()}, OURS, patience)
+        for name, failure in failures.items():
+            yield Measurement(problem.core, problem.name, what, name, failure=failure)
         for name, program in programs.items():
             yield Measurement(
                 core=problem.core,
@@ -106,6 +117,11 @@ def lines(
                 quartiles=times[name].quartiles_in_milliseconds,
                 rounds=patience.rounds,
             )
+
+
+def _reason(error: Exception) -> str:
+    """The kind of an error and the first line of what it says, if it says anything."""
+    return ': '.join([type(error).__name__, *(line[:200] for line in str(error).strip().splitlines()[:1])])
 
 
 def _applied(contender: Contender) -> Any:

@@ -23,6 +23,12 @@ from attnlab.zoo import ZOO
 from tests.analysis.test_parts import made
 from tests.test_contract import make
 
+WITHOUT = {
+    *('s4', 's4d', 's5', 's6', 'lru', 'slstm', 'mega', 'seqboat', 'uniattn', 'aero', 'base_conv', 's_mamba', 'pvt'),
+    *('polarized', 'polarized_sequential', 'fasa', 'hymba', 'falcon_h1'),
+}
+"""Recipes of one mixer without one linear map whose output is its own: it goes on after that, or has several."""
+
 TOKENS = jnp.asarray([[3, 1, 4, 1, 5, 2]])
 CTX = Context.full(1, 6)
 
@@ -109,15 +115,15 @@ class Same(Linear):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', sorted(ZOO))
+@pytest.mark.parametrize('name', sorted(name for name, row in ZOO.items() if len(row.pattern) == 1))
 def test_what_the_last_map_gives_is_what_the_mixer_gives(name):
     mixer = perturbed(make(ZOO[name], 64, rngs=nnx.Rngs(0)), 0.1)
-    read = None if isinstance(mixer, Stack) else last_map(mixer)
+    read = last_map(mixer)
+    assert (read is None) == (name in WITHOUT)
     if read is None:
-        pytest.skip('it has no last map')
+        return
     given = noise(read.map.weight[...].shape[-1], seed=1)
     setattr(read.module, read.name, Same(read.map, given))
-    grid = None if not ZOO[name].grid else (4, 2, 2) if name == 'condaformer' else (4, 4)
-    ctx = dataclasses.replace(Context.full(1, 16), grid=grid)
+    ctx = dataclasses.replace(Context.full(1, 16), grid=(4, 4) if ZOO[name].grid else None)
     found, _ = jax.jit(lambda x: mixer(x, ctx))(noise(1, 16, 64))
     np.testing.assert_array_equal(found, np.broadcast_to(given, found.shape))

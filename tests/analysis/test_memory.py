@@ -81,6 +81,7 @@ def test_norms_are_those_of_the_state_and_a_gate_is_found():
 @pytest.mark.slow
 def test_a_cache_forgets_nothing_and_has_no_half_life():
     _, _, found = carried('nope', heads=2)
+    assert len(found) == 2, 'keys and values'
     for state in found.values():
         np.testing.assert_array_equal(state.kept, 1)
         assert memory.half_life(np.asarray(state.kept[0, 1:, 0])) is None

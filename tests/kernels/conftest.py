@@ -92,6 +92,13 @@ class Comparison:
                 what=f'{name}: {what}',
             )
 
+    def check_same_bits(self, core: Core, call: Call, implementation: str) -> None:
+        """Two runs of an implementation give the same bits."""
+        first, second = (self.evaluate(core, call, implementation) for _ in range(2))
+        assert first.keys() == second.keys()
+        for name, array in first.items():
+            np.testing.assert_array_equal(array, second[name], err_msg=name)
+
     def reference(self, core: Core, name: str, call: Call) -> Numbers:
         """The outputs and gradients of the reference in float64."""
         key = (core, name, '/'.join(str(array.dtype) for array in call.arrays.values()))

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -112,19 +113,41 @@ def test_the_ceiling_is_the_slower_of_two_rates():
     assert ceilings.seconds(flops=500, moved=20) == 5
 
 
-def test_a_contender_that_fails_says_why_and_ours_may_not():
-    def broken(**_):
-        raise RuntimeError('no such kernel\nand more')
+def fails_in_tracing(**_):
+    raise RuntimeError('no such kernel\nand more')
 
+
+def fails_without_a_word(**_):
+    raise MemoryError
+
+
+def fails_when_it_runs(x, **_):
+    def never(_):
+        raise RuntimeError('no such number')
+
+    return jax.pure_callback(never, jax.typeof(x), jax.lax.stop_gradient(x), vmap_method='sequential')
+
+
+@pytest.mark.parametrize(
+    ('broken', 'error', 'reason'),
+    [
+        (fails_in_tracing, RuntimeError, 'RuntimeError: no such kernel'),
+        (fails_without_a_word, MemoryError, 'MemoryError'),
+        (fails_when_it_runs, jax.errors.JaxRuntimeError, f'{jax.errors.JaxRuntimeError.__name__}: '),
+    ],
+    ids=['in tracing', 'without a word', 'when it runs'],
+)
+def test_a_contender_that_fails_says_why_and_ours_may_not(broken, error, reason):
     problem = next(problems.problems('linear_scan', problems.SMALL))
     problem.contenders['other'] = broken
-    lines = [
-        line for line in measure.lines(problem, Ceilings(1, 1), timing.Patience(2, 1e-3)) if line.contender == 'other'
-    ]
-    assert [line.failure for line in lines] == ['RuntimeError: no such kernel'] * 2
-    assert 'failed: RuntimeError: no such kernel' in table.text(lines[:1])
+    lines = list(measure.lines(problem, Ceilings(1, 1), timing.Patience(2, 1e-3)))
+    failed = [line for line in lines if line.contender == 'other']
+    assert [line.what for line in failed] == list(measure.PASSES)
+    assert all(line.failure.startswith(reason) and '\n' not in line.failure for line in failed)
+    assert f'failed: {failed[0].failure}' in table.text(failed[:1])
+    assert all(line.milliseconds > 0 for line in lines if line not in failed)
     problem.contenders[problems.OURS] = broken
-    with pytest.raises(RuntimeError, match='no such kernel'):
+    with pytest.raises(error):
         list(measure.lines(problem, Ceilings(1, 1), timing.Patience(2, 1e-3)))
 
 

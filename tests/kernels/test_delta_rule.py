@@ -7,13 +7,13 @@ import pytest
 from jax.experimental import checkify
 
 from attnlab.testing.noise import noise
-from attnlab.testing.tolerances import assert_close
 from pallas_kernels import delta_rule, linear_attention, target, tiling
 from pallas_kernels.cases import delta_rule as cases
 from pallas_kernels.cases.drawing import Call
 from pallas_kernels.matrix_state.chunks import MODERATE
 from pallas_kernels.matrix_state.inverse import inverse, inverse_again
 from pallas_kernels.matrix_state.products import Form, added_up
+from tests.kernels import matrix_state
 
 NARROW = ('shared queries and keys', 'packed scalar', 'packed vector', 'strong vector')
 SMALL = ('two', 'threes and twos', 'packed constant')
@@ -49,30 +49,6 @@ def small_tiles(monkeypatch):
     """Tiles so small that a short call has several groups of several chunks."""
     monkeypatch.setattr(tiling, 'delta_rule', lambda *_: tiling.ChunkTile(steps=8, group=16))
     monkeypatch.setattr(tiling, 'delta_rule_tpu', lambda *_: tiling.ChunkTile(steps=16, group=32))
-
-
-def check(comparison, core, name, call, case, implementation='xla'):
-    h = max(case.heads)
-    # An element of a state adds steps up; an output adds key channels up besides.
-    reduction = case.t * max(case.k, case.v)
-    everything = reduction * case.b if case.decay == 'h' else reduction
-    shared = reduction * h
-    comparison.check(
-        core, name, call, reduction, implementation=implementation, q=shared, k=shared, v=shared, log_decay=everything
-    )
-
-
-def check_kernel(comparison, implementation, name, call, case):
-    """As `check`; but what comes of products of 16-bit numbers is as exact as these, whatever type it is kept in."""
-    actual = comparison.evaluate(delta_rule, call, implementation)
-    expected = comparison.reference(delta_rule, name, call)
-    assert actual.keys() == expected.keys()
-    reduction = case.t * max(case.k, case.v) * (case.b if case.decay == 'h' else max(case.heads))
-    for what, array in actual.items():
-        given = call.arrays.get(what.removeprefix('gradient of '))
-        assert given is None or array.dtype == given.dtype
-        dtype = call.arrays['q'].dtype
-        assert_close(array, expected[what], dtype=dtype, reduction=reduction, what=f'{name}: {what}')
 
 
 @pytest.mark.parametrize('name', cases.CASES)
@@ -116,13 +92,13 @@ def test_gradients_of_the_reference_are_differences(name, differences):
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_xla_is_the_reference(name, dtype, comparison):
-    check(comparison, delta_rule, name, cases.call(name, dtype), cases.CASES[name])
+    matrix_state.check(comparison, delta_rule, name, cases.call(name, dtype), cases.CASES[name])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', GROUPED)
 def test_groups_of_chunks_are_the_reference(name, small_tiles, comparison):
-    check(comparison, delta_rule, name, cases.call(name), cases.CASES[name])
+    matrix_state.check(comparison, delta_rule, name, cases.call(name), cases.CASES[name])
 
 
 @pytest.mark.parametrize(
@@ -133,22 +109,19 @@ def test_groups_of_chunks_are_the_reference(name, small_tiles, comparison):
     ],
 )
 def test_kernels_for_tpus_are_the_reference(name, dtype, small_tiles, comparison):
-    check_kernel(comparison, 'mosaic_tpu', name, cases.call(name, dtype), cases.CASES[name])
+    matrix_state.check_kernel(comparison, delta_rule, 'mosaic_tpu', name, cases.call(name, dtype), cases.CASES[name])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['several chunks', 'several chunks, vector'])
 def test_kernels_for_tpus_are_the_reference_in_tiles_of_their_size(name, comparison):
-    check_kernel(comparison, 'mosaic_tpu', name, cases.call(name), cases.CASES[name])
+    matrix_state.check_kernel(comparison, delta_rule, 'mosaic_tpu', name, cases.call(name), cases.CASES[name])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['packed scalar', 'sudden vector'])
 def test_kernels_for_tpus_give_the_same_bits_twice(name, small_tiles, comparison):
-    call = cases.call(name)
-    first, second = (comparison.evaluate(delta_rule, call, 'mosaic_tpu') for _ in range(2))
-    for name, array in first.items():
-        np.testing.assert_array_equal(array, second[name])
+    comparison.check_same_bits(delta_rule, cases.call(name), 'mosaic_tpu')
 
 
 def test_a_kernel_refuses_a_state_that_the_device_cannot_hold():
@@ -179,105 +152,46 @@ def test_with_beta_one_the_last_value_of_a_key_is_read_back():
 
 
 def test_the_vector_form_with_one_decay_for_all_channels_is_the_scalar_reference(comparison):
-    call = cases.call('packed scalar')
-    q = call.arrays['q']
-
-    def spread(log_decay, *, implementation, **arguments):
-        if implementation == 'xla':
-            log_decay = jnp.broadcast_to(log_decay[..., None], (*log_decay.shape, q.shape[3]))
-        return delta_rule(log_decay=log_decay, implementation=implementation, **arguments)
-
-    check(comparison, spread, 'spread', call, cases.CASES['packed scalar'])
+    matrix_state.check_one_decay_for_all_channels(comparison, delta_rule, cases)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ('decay', 'cuts'), [('scalar', (5, 32)), pytest.param('vector', (32,), marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(('decay', 'cuts'), [('scalar', (5, 32)), ('vector', (32,))])
 def test_pieces_are_the_whole_forward_and_backward(decay, cuts, comparison):
-    pieces = list(zip((0, *cuts), (*cuts, 37), strict=True))
-
-    def in_pieces(state, *, implementation, **inputs):
-        if implementation == 'reference':
-            return delta_rule(state=state, implementation=implementation, **inputs)
-        outputs = []
-        for start, end in pieces:
-            piece = {name: array[:, start:end] for name, array in inputs.items()}
-            o, state = delta_rule(state=state, implementation='xla', **piece)
-            outputs.append(o)
-        return jnp.concatenate(outputs, axis=1), state
-
-    check(comparison, in_pieces, decay, cases.call(decay), cases.CASES[decay])
+    matrix_state.check_pieces(comparison, delta_rule, cases, decay, cuts)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['scalar', 'sudden vector'])
 def test_under_vmap_and_remat(name, comparison):
-    call = cases.call(name)
-
-    def mapped(*, implementation, **arguments):
-        if implementation == 'reference':
-            return delta_rule(implementation=implementation, **arguments)
-
-        def row(arguments):
-            arguments = {name: array[None] for name, array in arguments.items()}
-            return delta_rule(implementation='xla', **arguments)
-
-        return jax.tree.map(lambda array: array[:, 0], jax.vmap(jax.checkpoint(row))(arguments))
-
-    check(comparison, mapped, f'mapped {name}', call, cases.CASES[name])
+    matrix_state.check_vmap_and_remat(comparison, delta_rule, cases, name)
 
 
 @pytest.mark.parametrize('name', DOCUMENTS)
 def test_nothing_passes_between_documents_or_from_the_future(name):
-    call = cases.call(name)
-    segments = np.asarray(call.options['segments'])
-    per_token = {n: a for n, a in call.arrays.items() if n != 'state' and a.ndim > 1}
-    rest = {n: a for n, a in call.arrays.items() if n not in per_token}
+    matrix_state.check_reach(delta_rule, cases.call(name), (4, 31, 32, 40, 66), 'xla')
 
-    @jax.jit
-    def gradients(at):
-        def output(inputs):
-            o, _ = delta_rule(**inputs, **rest, **call.options, implementation='xla')
-            return jnp.sum(jax.lax.dynamic_index_in_dim(o, at, axis=1))
 
-        return jax.grad(output)(per_token)
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['packed scalar', 'sudden vector'])
+def test_nothing_passes_between_documents_in_kernels_for_tpus(name, small_tiles):
+    matrix_state.check_reach(delta_rule, cases.call(name), (32, 40), 'mosaic_tpu')
 
-    tokens = np.arange(segments.shape[1])
-    for at in (4, 31, 32, 40, 66):
-        seen = (segments == segments[:, at : at + 1]) & (tokens <= at)
-        for argument, gradient in gradients(at).items():
-            size = np.abs(np.asarray(gradient)).max(axis=tuple(range(2, gradient.ndim)))
-            assert not size[~seen].any(), f'{argument} at {np.argwhere((size > 0) & ~seen)[0]} reaches step {at}'
-            assert argument == 'log_decay' or size[:, at].all()
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['packed scalar', 'sudden vector'])
+def test_nothing_passes_between_documents_in_kernels_for_gpus(name):
+    matrix_state.check_reach(delta_rule, cases.call(name, jnp.bfloat16), (32, 40), 'mosaic_gpu')
 
 
 @pytest.mark.parametrize('decay', [None, 'scalar', 'vector'])
 def test_no_steps_at_all(decay):
-    call = cases.call('no decay' if decay is None else decay)
-    inputs = {name: array[:, :0] for name, array in call.arrays.items() if name != 'state'}
-    for implementation in ('reference', 'xla'):
-
-        def run(state, implementation=implementation):
-            return delta_rule(**inputs, state=state, implementation=implementation)
-
-        (o, final), pull = jax.vjp(run, call.arrays['state'])
-        assert o.shape[:3] == (2, 0, 2)
-        np.testing.assert_array_equal(final, call.arrays['state'])
-        np.testing.assert_array_equal(pull((o, final))[0], final)
+    matrix_state.check_no_steps(delta_rule, cases.call('no decay' if decay is None else decay))
 
 
 @pytest.mark.parametrize('implementation', ['reference', 'xla'])
 def test_types_and_defaults(implementation):
-    call = cases.call('grouped vector', jnp.bfloat16)
-    without = {**call.arrays, 'state': None}
-    given = {**call.arrays, 'state': jnp.zeros((1, 4, 8, 8))}
-    run = jax.jit(functools.partial(delta_rule, implementation=implementation), static_argnames='scale')
-    o, state = run(**without)
-    assert o.dtype == jnp.bfloat16
-    assert state.dtype == jnp.float32
-    for one, other in zip((o, state), run(**given, scale=8**-0.5), strict=True):
-        np.testing.assert_array_equal(one, other)
+    matrix_state.check_types_and_defaults(delta_rule, cases, implementation)
 
 
 @pytest.mark.parametrize('t', [1000, pytest.param(65536, marks=pytest.mark.slow)], ids=lambda t: f'{t} steps')
@@ -285,7 +199,7 @@ def test_types_and_defaults(implementation):
 def test_strong_decays_over_many_steps(letters, t, comparison, monkeypatch):
     case = cases.Case(b=1, t=t, k=8, v=8, heads=(1, 1, 1), decay=letters, strength=25.0)
     monkeypatch.setitem(cases.CASES, 'long', case)
-    check(comparison, delta_rule, f'long {letters} {t}', cases.call('long', jnp.bfloat16), case)
+    matrix_state.check(comparison, delta_rule, f'long {letters} {t}', cases.call('long', jnp.bfloat16), case)
 
 
 @pytest.mark.parametrize('platform', ['cpu', 'tpu'])
@@ -374,23 +288,13 @@ def test_long_keys_where_a_chunk_nearly_decays_away(comparison):
 
 
 def test_memory_is_linear_in_length():
-    """Four times the steps take about four times the memory of the backward pass; a square would take sixteen."""
-
-    def bytes_of(t):
-        inputs = [jax.ShapeDtypeStruct((1, t, 2, *last), jnp.float32) for last in ((16,), (16,), (16,), (), ())]
-        loss = jax.grad(lambda *arrays: jnp.sum(delta_rule(*arrays)[0] ** 2), argnums=(0, 1, 2, 3, 4))
-        return jax.jit(loss).lower(*inputs).compile().memory_analysis().temp_size_in_bytes
-
-    assert bytes_of(32768) < 5 * bytes_of(8192)
+    matrix_state.check_memory_is_linear(delta_rule, 'bthk', 'bthk', 'bthk', 'bth', 'bth')
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['packed scalar', 'sudden vector'])
 def test_twice_the_same_bits(name, comparison):
-    call = cases.call(name)
-    first, second = (comparison.evaluate(delta_rule, call, 'xla') for _ in range(2))
-    for name, array in first.items():
-        np.testing.assert_array_equal(array, second[name])
+    comparison.check_same_bits(delta_rule, cases.call(name), 'xla')
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,12 @@ import functools
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from attnlab.testing.tolerances import assert_close
 from pallas_kernels import delta_rule, dispatch, target, tiling
 from pallas_kernels.cases import delta_rule as cases
 from pallas_kernels.mosaic_gpu import products_sm90
+from tests.kernels import matrix_state
 
 TILES = cases.Case(
     b=1, t=130, k=80, v=70, heads=(2, 1, 2), decay='b t h', documents=(((1, 64), (2, 30), (3, 36)),)
@@ -38,16 +37,7 @@ def tiles(monkeypatch):
 
 
 def check(comparison, name, dtype):
-    """As `comparison.check`; but what comes of products of 16-bit numbers is as exact as these, whatever its type."""
-    call, case = cases.call(name, dtype), cases.CASES[name]
-    actual = comparison.evaluate(delta_rule, call, 'mosaic_gpu')
-    expected = comparison.reference(delta_rule, name, call)
-    assert actual.keys() == expected.keys()
-    reduction = case.t * max(case.k, case.v) * (case.b if case.decay == 'h' else max(case.heads))
-    for what, array in actual.items():
-        given = call.arrays.get(what.removeprefix('gradient of '))
-        assert given is None or array.dtype == given.dtype
-        assert_close(array, expected[what], dtype=dtype, reduction=reduction, what=f'{name}: {what}')
+    matrix_state.check_kernel(comparison, delta_rule, 'mosaic_gpu', name, cases.call(name, dtype), cases.CASES[name])
 
 
 @pytest.mark.parametrize(
@@ -80,10 +70,7 @@ def test_copies_and_products_do_not_race(name, comparison, monkeypatch):
 
 @pytest.mark.slow
 def test_twice_the_same_bits(comparison):
-    call = cases.call('vector in tiles', jnp.bfloat16)
-    first, second = (comparison.evaluate(delta_rule, call, 'mosaic_gpu') for _ in range(2))
-    for name, array in first.items():
-        np.testing.assert_array_equal(array, second[name])
+    comparison.check_same_bits(delta_rule, cases.call('vector in tiles', jnp.bfloat16), 'mosaic_gpu')
 
 
 def sized(k, v=200):

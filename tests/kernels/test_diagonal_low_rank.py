@@ -8,6 +8,7 @@ import pytest
 from attnlab.testing.noise import noise
 from pallas_kernels import delta_rule, diagonal_low_rank, linear_attention, tiling
 from pallas_kernels.cases import diagonal_low_rank as cases
+from tests.kernels import matrix_state
 
 NARROW = ('tied', 'packed vector', 'strong vector')
 SMALL = ('two', 'tied')
@@ -35,13 +36,6 @@ def by_hand(q, k, v, a, state, b=None, log_decay=None, segments=None):
     return o, S
 
 
-def check(comparison, core, name, call, case, implementation='xla'):
-    reduction = case.t * max(case.k, case.v)
-    everything = reduction * case.b if case.decay == 'h' else reduction
-    shared = dict.fromkeys('qkvab', reduction * max(case.heads))
-    comparison.check(core, name, call, reduction, implementation=implementation, log_decay=everything, **shared)
-
-
 SERVED = [(name, jnp.float32) for name in cases.KERNEL]
 SERVED += [('strong scalar', jnp.float32), ('constant', jnp.float32), ('sudden vector', jnp.bfloat16)]
 """The cases that kernels for TPUs serve in the tests."""
@@ -51,13 +45,6 @@ SERVED += [('strong scalar', jnp.float32), ('constant', jnp.float32), ('sudden v
 def small_tiles(monkeypatch):
     """Tiles so small that a short call has several groups of several chunks."""
     monkeypatch.setattr(tiling, 'delta_rule_tpu', lambda *_: tiling.ChunkTile(steps=16, group=32))
-
-
-def check_kernel(comparison, core, implementation, name, call, case):
-    """What comes of products of 16-bit numbers is as exact as these, whatever type it is kept in."""
-    reduction = case.t * max(case.k, case.v) * (case.b if case.decay == 'h' else max(case.heads))
-    dtype = call.arrays['q'].dtype
-    comparison.check(core, name, call, reduction, implementation=implementation, dtype=dtype)
 
 
 QUICK = ('two', 'no decay', 'packed scalar', 'packed tied')
@@ -96,7 +83,7 @@ def test_gradients_of_the_reference_are_differences(name, differences):
     ],
 )
 def test_xla_is_the_reference(name, dtype, comparison):
-    check(comparison, diagonal_low_rank, name, cases.call(name, dtype), cases.CASES[name])
+    matrix_state.check(comparison, diagonal_low_rank, name, cases.call(name, dtype), cases.CASES[name])
 
 
 @pytest.mark.parametrize(
@@ -109,7 +96,9 @@ def test_xla_is_the_reference(name, dtype, comparison):
     ],
 )
 def test_kernels_for_tpus_are_the_reference(name, dtype, small_tiles, comparison):
-    check_kernel(comparison, diagonal_low_rank, 'mosaic_tpu', name, cases.call(name, dtype), cases.CASES[name])
+    matrix_state.check_kernel(
+        comparison, diagonal_low_rank, 'mosaic_tpu', name, cases.call(name, dtype), cases.CASES[name]
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,23 +109,22 @@ def test_kernels_for_tpus_are_the_reference(name, dtype, small_tiles, comparison
     ],
 )
 def test_kernels_for_tpus_serve_erase_keys(name, small_tiles, comparison):
-    check_kernel(comparison, delta_rule, 'mosaic_tpu', f'erase {name}', cases.erasing(name), cases.CASES[name])
+    matrix_state.check_kernel(
+        comparison, delta_rule, 'mosaic_tpu', f'erase {name}', cases.erasing(name), cases.CASES[name]
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['packed tied', 'sudden vector'])
 def test_kernels_for_tpus_give_the_same_bits_twice(name, small_tiles, comparison):
-    call = cases.call(name)
-    first, second = (comparison.evaluate(diagonal_low_rank, call, 'mosaic_tpu') for _ in range(2))
-    for name, array in first.items():
-        np.testing.assert_array_equal(array, second[name])
+    comparison.check_same_bits(diagonal_low_rank, cases.call(name), 'mosaic_tpu')
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['packed scalar', 'packed tied', 'sudden vector'])
 def test_groups_of_chunks_are_the_reference(name, comparison, monkeypatch):
     monkeypatch.setattr(tiling, 'delta_rule', lambda *_: tiling.ChunkTile(steps=8, group=16))
-    check(comparison, diagonal_low_rank, name, cases.call(name), cases.CASES[name])
+    matrix_state.check(comparison, diagonal_low_rank, name, cases.call(name), cases.CASES[name])
 
 
 @pytest.mark.parametrize('implementation', ['reference', 'xla'])
@@ -192,7 +180,7 @@ def test_the_delta_rule_is_a_special_case(strength):
     ],
 )
 def test_erase_keys_of_their_own(name, comparison):
-    check(comparison, delta_rule, f'erase {name}', cases.erasing(name), cases.CASES[name])
+    matrix_state.check(comparison, delta_rule, f'erase {name}', cases.erasing(name), cases.CASES[name])
 
 
 def test_erase_keys_that_are_the_keys_change_nothing():
@@ -241,25 +229,11 @@ def test_nothing_passes_between_documents_or_from_the_future(tied):
 
 @pytest.mark.slow
 def test_pieces_are_the_whole_forward_and_backward(comparison):
-    def in_pieces(state, *, implementation, **inputs):
-        if implementation == 'reference':
-            return diagonal_low_rank(state=state, implementation=implementation, **inputs)
-        outputs = []
-        for start, end in ((0, 5), (5, 32), (32, 37)):
-            o, state = diagonal_low_rank(state=state, **{n: array[:, start:end] for n, array in inputs.items()})
-            outputs.append(o)
-        return jnp.concatenate(outputs, axis=1), state
-
-    check(comparison, in_pieces, 'vector', cases.call('vector'), cases.CASES['vector'])
+    matrix_state.check_pieces(comparison, diagonal_low_rank, cases, 'vector', (5, 32))
 
 
 def test_no_steps_at_all():
-    arrays = cases.call('vector').arrays
-    inputs = {name: array[:, :0] for name, array in arrays.items() if name != 'state'}
-    for implementation in ('reference', 'xla'):
-        o, final = diagonal_low_rank(**inputs, state=arrays['state'], implementation=implementation)
-        assert o.shape == (2, 0, 2, 16)
-        np.testing.assert_array_equal(final, arrays['state'])
+    matrix_state.check_no_steps(diagonal_low_rank, cases.call('vector'))
 
 
 @pytest.mark.parametrize('t', [1000, pytest.param(65536, marks=pytest.mark.slow)], ids=lambda t: f'{t} steps')
@@ -271,18 +245,11 @@ def test_decays_over_many_steps(letters, strength, t, comparison, monkeypatch):
     case = cases.Case(b=1, t=t, k=8, v=8, heads=(1, 1, 1), decay=letters, strength=strength)
     monkeypatch.setitem(cases.CASES, 'long', case)
     name = f'long {letters} {strength} {t}'
-    check(comparison, diagonal_low_rank, name, cases.call('long', jnp.bfloat16), case)
+    matrix_state.check(comparison, diagonal_low_rank, name, cases.call('long', jnp.bfloat16), case)
 
 
 def test_memory_is_linear_in_length():
-    """Four times the steps take about four times the memory of the backward pass; a square would take sixteen."""
-
-    def bytes_of(t):
-        inputs = [jax.ShapeDtypeStruct((1, t, 2, 16), jnp.float32)] * 5
-        loss = jax.grad(lambda *arrays: jnp.sum(diagonal_low_rank(*arrays)[0] ** 2), argnums=(0, 1, 2, 3, 4))
-        return jax.jit(loss).lower(*inputs).compile().memory_analysis().temp_size_in_bytes
-
-    assert bytes_of(32768) < 5 * bytes_of(8192)
+    matrix_state.check_memory_is_linear(diagonal_low_rank, *5 * ('bthk',))
 
 
 @pytest.mark.parametrize(

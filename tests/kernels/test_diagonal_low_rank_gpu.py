@@ -6,11 +6,11 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from pallas_kernels import delta_rule, diagonal_low_rank, target
 from pallas_kernels.cases import diagonal_low_rank as cases
+from tests.kernels import matrix_state
 
 DOCUMENTS = (((1, 64), (2, 30), (3, 36)),)
 """Those that end with a chunk and inside one."""
@@ -34,38 +34,34 @@ def tiles(monkeypatch):
         monkeypatch.setitem(cases.CASES, name, case)
 
 
-def check(comparison, core, name, call, case):
-    """What comes of products of 16-bit numbers is as exact as these, whatever its type."""
-    reduction = case.t * max(case.k, case.v) * (case.b if case.decay == 'h' else max(case.heads))
-    dtype = call.arrays['q'].dtype
-    comparison.check(core, name, call, reduction, implementation='mosaic_gpu', dtype=dtype)
-
-
 @pytest.mark.parametrize(
     'name', [pytest.param(name, marks=() if name == QUICK else pytest.mark.slow) for name in SERVED]
 )
 def test_interpreted_is_the_reference(name, comparison):
-    check(comparison, diagonal_low_rank, name, cases.call(name, jnp.bfloat16), cases.CASES[name])
+    matrix_state.check_kernel(
+        comparison, diagonal_low_rank, 'mosaic_gpu', name, cases.call(name, jnp.bfloat16), cases.CASES[name]
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['small vector', 'tiles'])
 def test_interpreted_in_float16_is_the_reference(name, comparison):
-    check(comparison, diagonal_low_rank, name, cases.call(name, jnp.float16), cases.CASES[name])
+    matrix_state.check_kernel(
+        comparison, diagonal_low_rank, 'mosaic_gpu', name, cases.call(name, jnp.float16), cases.CASES[name]
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['no decay', 'packed scalar', 'vector in tiles', 'sudden vector'])
 def test_erase_keys_of_their_own(name, comparison):
-    check(comparison, delta_rule, f'erase {name}', cases.erasing(name, jnp.bfloat16), cases.CASES[name])
+    matrix_state.check_kernel(
+        comparison, delta_rule, 'mosaic_gpu', f'erase {name}', cases.erasing(name, jnp.bfloat16), cases.CASES[name]
+    )
 
 
 @pytest.mark.slow
 def test_twice_the_same_bits(comparison):
-    call = cases.call('small vector', jnp.bfloat16)
-    first, second = (comparison.evaluate(diagonal_low_rank, call, 'mosaic_gpu') for _ in range(2))
-    for name, array in first.items():
-        np.testing.assert_array_equal(array, second[name])
+    comparison.check_same_bits(diagonal_low_rank, cases.call('small vector', jnp.bfloat16), 'mosaic_gpu')
 
 
 def real(tied):

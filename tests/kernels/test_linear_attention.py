@@ -17,6 +17,7 @@ from pallas_kernels import (
     tiling,
 )
 from pallas_kernels.cases import linear_attention as cases
+from tests.kernels import matrix_state
 
 NARROW = ('shared queries and keys', 'packed scalar', 'packed vector', 'strong vector')
 SMALL = ('two', 'threes and twos', 'packed constant')
@@ -69,30 +70,6 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(tiling, 'linear_attention_tpu', lambda *_, vector: tiling.ChunkTile(steps=32, group=64))
 
 
-def check(comparison, core, name, call, case, implementation='xla'):
-    h = max(case.heads)
-    # An element of a state adds steps up; an output adds key channels up besides.
-    reduction = case.t * max(case.k, case.v)
-    everything = reduction * case.b if case.decay == 'h' else reduction
-    shared = reduction * h
-    comparison.check(
-        core, name, call, reduction, implementation=implementation, q=shared, k=shared, v=shared, log_decay=everything
-    )
-
-
-def check_kernel(comparison, implementation, name, call, case):
-    """As `check`; but what comes of products of 16-bit numbers is as exact as these, whatever type it is kept in."""
-    actual = comparison.evaluate(linear_attention, call, implementation)
-    expected = comparison.reference(linear_attention, name, call)
-    assert actual.keys() == expected.keys()
-    steps = case.t * (case.b if case.decay == 'h' else max(case.heads))
-    for what, array in actual.items():
-        given = call.arrays.get(what.removeprefix('gradient of '))
-        assert given is None or array.dtype == given.dtype
-        dtype = call.arrays['q'].dtype
-        assert_close(array, expected[what], dtype=dtype, reduction=steps * max(case.k, case.v), what=f'{name}: {what}')
-
-
 @pytest.mark.parametrize('name', cases.CASES)
 def test_reference_is_the_definition(name, in_double):
     with jax.enable_x64(True):
@@ -130,7 +107,7 @@ def test_gradients_of_the_reference_are_differences(name, differences):
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_xla_is_the_reference(name, dtype, comparison):
-    check(comparison, linear_attention, name, cases.call(name, dtype), cases.CASES[name])
+    matrix_state.check(comparison, linear_attention, name, cases.call(name, dtype), cases.CASES[name])
 
 
 @pytest.mark.parametrize('implementation', ['reference', 'xla'])
@@ -221,19 +198,21 @@ def test_rows_by_hand():
 
 @pytest.mark.parametrize('name', GROUPED)
 def test_groups_of_chunks_are_the_reference(name, small_tiles, comparison):
-    check(comparison, linear_attention, name, cases.call(name), cases.CASES[name])
+    matrix_state.check(comparison, linear_attention, name, cases.call(name), cases.CASES[name])
 
 
 @pytest.mark.parametrize(
     ('implementation', 'name', 'dtype'), SERVED, ids=lambda value: value if isinstance(value, str) else value.__name__
 )
 def test_kernels_are_the_reference(implementation, name, dtype, small_tiles, comparison):
-    check_kernel(comparison, implementation, name, cases.call(name, dtype), cases.CASES[name])
+    matrix_state.check_kernel(
+        comparison, linear_attention, implementation, name, cases.call(name, dtype), cases.CASES[name]
+    )
 
 
 @pytest.mark.parametrize('name', ['long', 'long vector'])
 def test_kernels_for_tpus_are_the_reference_in_tiles_of_their_size(name, comparison):
-    check_kernel(comparison, 'mosaic_tpu', name, cases.call(name), cases.CASES[name])
+    matrix_state.check_kernel(comparison, linear_attention, 'mosaic_tpu', name, cases.call(name), cases.CASES[name])
 
 
 @pytest.mark.parametrize(
@@ -276,7 +255,7 @@ def test_decays_down_to_nothing_over_long_sequences(name, t, comparison):
     case = dataclasses.replace(cases.CASES[name], b=1, t=t, heads=(1, 1, 1), documents=None)
     call = cases.draw(name, case, jnp.bfloat16)
     assert call.arrays['log_decay'].min() < -49
-    check(comparison, linear_attention, f'{name} over {t}', call, case)
+    matrix_state.check(comparison, linear_attention, f'{name} over {t}', call, case)
 
 
 @pytest.mark.parametrize(
@@ -300,120 +279,43 @@ def test_where_everything_is_forgotten_nothing_overflows(implementation, decay, 
 
 
 def test_the_vector_form_with_one_decay_for_all_channels_is_the_scalar_reference(comparison):
-    call = cases.call('packed scalar')
-    q = call.arrays['q']
-
-    def spread(log_decay, *, implementation, **arguments):
-        if implementation == 'xla':
-            log_decay = jnp.broadcast_to(log_decay[..., None], (*log_decay.shape, q.shape[3]))
-        return linear_attention(log_decay=log_decay, implementation=implementation, **arguments)
-
-    check(comparison, spread, 'spread', call, cases.CASES['packed scalar'])
+    matrix_state.check_one_decay_for_all_channels(comparison, linear_attention, cases)
 
 
 @pytest.mark.parametrize(('decay', 'cuts'), [('scalar', (1,)), ('scalar', (5, 32)), ('vector', (32,))])
 def test_pieces_are_the_whole_forward_and_backward(decay, cuts, comparison):
-    pieces = list(zip((0, *cuts), (*cuts, 37), strict=True))
-
-    def in_pieces(state, *, implementation, **inputs):
-        if implementation == 'reference':
-            return linear_attention(state=state, implementation=implementation, **inputs)
-        outputs = []
-        for start, end in pieces:
-            piece = {name: array[:, start:end] for name, array in inputs.items()}
-            o, state = linear_attention(state=state, implementation='xla', **piece)
-            outputs.append(o)
-        return jnp.concatenate(outputs, axis=1), state
-
-    check(comparison, in_pieces, decay, cases.call(decay), cases.CASES[decay])
+    matrix_state.check_pieces(comparison, linear_attention, cases, decay, cuts)
 
 
 @pytest.mark.parametrize('name', ['scalar', 'sudden vector'])
 def test_under_vmap_and_remat(name, comparison):
-    call = cases.call(name)
-
-    def mapped(*, implementation, **arguments):
-        if implementation == 'reference':
-            return linear_attention(implementation=implementation, **arguments)
-
-        def row(arguments):
-            arguments = {name: array[None] for name, array in arguments.items()}
-            return linear_attention(implementation='xla', **arguments)
-
-        return jax.tree.map(lambda array: array[:, 0], jax.vmap(jax.checkpoint(row))(arguments))
-
-    check(comparison, mapped, f'mapped {name}', call, cases.CASES[name])
+    matrix_state.check_vmap_and_remat(comparison, linear_attention, cases, name)
 
 
 @pytest.mark.parametrize('name', DOCUMENTS)
 def test_nothing_passes_between_documents_or_from_the_future(name):
-    check_reach(name, 'xla', (4, 31, 32, 40, 66))
+    matrix_state.check_reach(linear_attention, cases.call(name), (4, 31, 32, 40, 66), 'xla')
 
 
 @pytest.mark.parametrize('name', ['packed scalar', 'sudden vector'])
 def test_nothing_passes_between_documents_in_kernels_for_tpus(name, small_tiles):
-    with target.compiling_for(target.interpreted('mosaic_tpu')):
-        check_reach(name, 'mosaic_tpu', (32, 40))
+    matrix_state.check_reach(linear_attention, cases.call(name), (32, 40), 'mosaic_tpu')
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['packed scalar', 'sudden vector'])
 def test_nothing_passes_between_documents_in_kernels_for_gpus(name):
-    with target.compiling_for(target.interpreted('mosaic_gpu')):
-        check_reach(name, 'mosaic_gpu', (32, 40), jnp.bfloat16)
-
-
-def check_reach(name, implementation, steps, dtype=jnp.float32):
-    call = cases.call(name, dtype)
-    segments = np.asarray(call.options['segments'])
-    per_token = {n: a for n, a in call.arrays.items() if n != 'state' and a.ndim > 1}
-    rest = {n: a for n, a in call.arrays.items() if n not in per_token}
-
-    @jax.jit
-    def gradients(at):
-        def output(inputs):
-            o, _ = linear_attention(**inputs, **rest, **call.options, implementation=implementation)
-            return jnp.sum(jax.lax.dynamic_index_in_dim(o, at, axis=1))
-
-        return jax.grad(output)(per_token)
-
-    tokens = np.arange(segments.shape[1])
-    for at in steps:
-        seen = (segments == segments[:, at : at + 1]) & (tokens <= at)
-        for argument, gradient in gradients(at).items():
-            size = np.abs(np.asarray(gradient)).max(axis=tuple(range(2, gradient.ndim)))
-            assert not size[~seen].any(), f'{argument} at {np.argwhere((size > 0) & ~seen)[0]} reaches step {at}'
-            assert argument == 'log_decay' or size[:, at].all()
+    matrix_state.check_reach(linear_attention, cases.call(name, jnp.bfloat16), (32, 40), 'mosaic_gpu')
 
 
 @pytest.mark.parametrize('decay', [None, 'scalar', 'vector'])
 def test_no_steps_at_all(decay):
-    call = cases.call('no decay' if decay is None else decay)
-    inputs = {name: array[:, :0] for name, array in call.arrays.items() if name != 'state'}
-    for implementation in ('reference', 'xla', 'mosaic_tpu'):
-
-        def run(state, implementation=implementation):
-            return linear_attention(**inputs, state=state, implementation=implementation)
-
-        here = target.interpreted('mosaic_tpu') if implementation == 'mosaic_tpu' else target.current()
-        with target.compiling_for(here):
-            (o, final), pull = jax.vjp(run, call.arrays['state'])
-        assert o.shape[:3] == (2, 0, 2)
-        np.testing.assert_array_equal(final, call.arrays['state'])
-        np.testing.assert_array_equal(pull((o, final))[0], final)
+    matrix_state.check_no_steps(linear_attention, cases.call('no decay' if decay is None else decay))
 
 
 @pytest.mark.parametrize('implementation', ['reference', 'xla'])
 def test_types_and_defaults(implementation):
-    call = cases.call('grouped vector', jnp.bfloat16)
-    without = {**call.arrays, 'state': None}
-    given = {**call.arrays, 'state': jnp.zeros((1, 4, 8, 8))}
-    run = jax.jit(functools.partial(linear_attention, implementation=implementation), static_argnames='scale')
-    o, state = run(**without)
-    assert o.dtype == jnp.bfloat16
-    assert state.dtype == jnp.float32
-    for one, other in zip((o, state), run(**given, scale=8**-0.5), strict=True):
-        np.testing.assert_array_equal(one, other)
+    matrix_state.check_types_and_defaults(linear_attention, cases, implementation)
 
 
 @pytest.mark.parametrize('decay', [None, 'scalar', 'vector'])
@@ -429,22 +331,12 @@ def test_the_forward_pass_takes_a_quarter_of_the_memory_of_the_definition(decay)
 
 
 def test_memory_is_linear_in_length():
-    """Four times the steps take about four times the memory of the backward pass; a square would take sixteen."""
-
-    def bytes_of(t):
-        inputs = [jax.ShapeDtypeStruct((1, t, 2, *last), jnp.float32) for last in ((16,), (16,), (16,), ())]
-        loss = jax.grad(lambda *arrays: jnp.sum(linear_attention(*arrays)[0] ** 2), argnums=(0, 1, 2, 3))
-        return jax.jit(loss).lower(*inputs).compile().memory_analysis().temp_size_in_bytes
-
-    assert bytes_of(32768) < 5 * bytes_of(8192)
+    matrix_state.check_memory_is_linear(linear_attention, 'bthk', 'bthk', 'bthk', 'bth')
 
 
 @pytest.mark.parametrize('name', ['packed scalar', 'sudden vector'])
 def test_twice_the_same_bits(name, comparison):
-    call = cases.call(name)
-    first, second = (comparison.evaluate(linear_attention, call, 'xla') for _ in range(2))
-    for name, array in first.items():
-        np.testing.assert_array_equal(array, second[name])
+    comparison.check_same_bits(linear_attention, cases.call(name), 'xla')
 
 
 @pytest.mark.parametrize(

@@ -355,9 +355,7 @@ def test_documents_do_not_see_each_other():
 )
 def test_twice_the_same_bits(implementation, comparison):
     call = cases.call('prime')
-    first, second = (comparison.evaluate(selective_scan, call, implementation) for _ in range(2))
-    for name, array in first.items():
-        np.testing.assert_array_equal(array, second[name])
+    comparison.check_same_bits(selective_scan, call, implementation)
 
 
 @pytest.mark.parametrize(

@@ -171,11 +171,22 @@ def test_a_trial_is_the_run_that_training_makes(unbroken, tmp_path):
     assert last['valid/loss'] == unbroken.trials()[3].value
 
 
-def test_trials_that_differ_in_scalars_compile_nothing_and_cost_little(unbroken, programs, make, monkeypatch):
+@pytest.fixture
+def compiled():
+    """The names of what JAX measures meanwhile, each compilation among them."""
+    names = []
+
+    def listen(name, seconds, **_):
+        names.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield names
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_trials_that_differ_in_scalars_compile_nothing_and_cost_little(unbroken, programs, make, monkeypatch, compiled):
     (setup, _), *rest = programs._made.values()
     assert not rest and setup.compiled.program._cache_size() == setup.compiled.initialization._cache_size() == 1
-    compiled = []
-    jax.monitoring.register_event_duration_secs_listener(lambda name, seconds, **_: compiled.append(name))
     study, inside, train = make('trials=1,high=3e-2'), [], launch.train
 
     def timed(*arguments, **named):

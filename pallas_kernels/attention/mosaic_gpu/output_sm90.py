@@ -130,21 +130,7 @@ def weighted_sum(call: Call, arrays: Arrays, weighing: Weighing) -> tuple[jax.Ar
             change()
             return carry[0], rows, multiply(call.here, weights, values, sums)
 
-        loop = sm90.over_columns(
-            step,
-            around,
-            (steps.count,),
-            (
-                sm90.matrix(call, k, steps.column),
-                sm90.matrix(call, v, steps.column),
-                sm90.vectors(operands.keys, call.step, steps.column),
-            ),
-        )
-        loop(
-            operands.k.at[batch, :, group],
-            operands.v.at[batch, :, group],
-            {name: sm90.at(ref, batch, head) for name, ref in operands.keys.items()},
-        )
+        sm90.over_keys(step, around, call, operands, steps, batch, head, group)
 
     vector = jax.ShapeDtypeStruct((b, h, t), jnp.float32)
     rows = (sm90.WARPGROUPS, ROWS)

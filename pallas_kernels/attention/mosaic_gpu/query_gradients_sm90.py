@@ -101,21 +101,7 @@ def query_gradients(call: Call, arrays: Arrays, known: Known, doutput: jax.Array
             dq = multiply(call.here, found.q, keys, sums.q)
             return carry[0], found._replace(q=dq, scores=None)
 
-        loop = sm90.over_columns(
-            step,
-            around,
-            (steps.count,),
-            (
-                sm90.matrix(call, k, steps.column),
-                sm90.matrix(call, v, steps.column),
-                sm90.vectors(operands.keys, call.step, steps.column),
-            ),
-        )
-        loop(
-            operands.k.at[batch, :, group],
-            operands.v.at[batch, :, group],
-            {name: sm90.at(ref, batch, head) for name, ref in operands.keys.items()},
-        )
+        sm90.over_keys(step, around, call, operands, steps, batch, head, group)
 
     rows = (sm90.WARPGROUPS, ROWS)
     places = QueryGradients(

@@ -475,6 +475,29 @@ def over_columns(
     )
 
 
+def over_keys(
+    body: Callable[..., Any],
+    around: Callable[..., None],
+    call: Call,
+    operands: Arrays,
+    steps: Steps,
+    batch: Any,
+    head: Any,
+    group: Any,
+) -> None:
+    """Runs the loop over the tiles of keys that the queries of a head need; see `over_columns`.
+
+    `body(indices, keys, values, vectors, carry)` is one step; `group` is the head of the keys and values.
+    """
+    matrices = (matrix(call, ref.shape[3], steps.column) for ref in (operands.k, operands.v))
+    loop = over_columns(body, around, (steps.count,), (*matrices, vectors(operands.keys, call.step, steps.column)))
+    loop(
+        operands.k.at[batch, :, group],
+        operands.v.at[batch, :, group],
+        {name: at(ref, batch, head) for name, ref in operands.keys.items()},
+    )
+
+
 def matrix(call: Call, channels: int, tile: Callable[..., Any]) -> Any:
     """The tiles of a matrix in shared memory; a step reads the one given by `tile`."""
     return plgpu.BlockSpec((call.step, channels), lambda *indices: (tile(*indices), 0), transforms=call.swizzled())

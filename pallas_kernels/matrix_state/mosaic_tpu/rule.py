@@ -63,8 +63,9 @@ class Rule:
     Attributes:
       name: the first word of the names of its kernels.
       cost: of a call, from the number of further vectors to a function of its sizes.
-      step: from the steps of a chunk, the number of document starts up to each, `h c 1`, or `None`, the form of products, and the
-        inverse where it was kept, to what the chunk reads, `h c v`, the state after it, and the inverse.
+      step: from the steps of a chunk, the number of document starts up to each, `h c 1`, or `None`, the form of
+        products, and the inverse where it was kept, to what the chunk reads, `h c v`, the state after it, and the
+        inverse.
     """
 
     name: str

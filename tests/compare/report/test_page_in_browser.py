@@ -13,7 +13,7 @@ from attnlab.compare.report.figures import svg, swatch
 from attnlab.compare.report.page import page, sections, shell
 from tests.compare.report import made
 
-CHROMIUM = shutil.which('chromium')
+CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
 FLAGS = (
     *('--headless', '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--hide-scrollbars'),
     *('--disable-background-networking', '--disable-component-update', '--disable-sync', '--disable-dev-shm-usage'),
@@ -71,7 +71,7 @@ top.document.title = JSON.stringify(found);
 """
 
 pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason='there is no chromium on the path'),
+    pytest.mark.skipif(CHROMIUM is None, reason='there is no chromium, chromium-browser or google-chrome on the path'),
     pytest.mark.xdist_group('browser'),
 ]
 
