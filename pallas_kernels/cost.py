@@ -239,12 +239,18 @@ def delta_rule(
     if implementation == 'mosaic_gpu' and decay == 'vector' and not erase:
         # Else weights of keys that erase are found by themselves, as those of queries.
         products = halved_products(erases=True)[0]
-    within = 2 * c * ((products + 1) * k + 2 * v) + _inverse(c, implementation)
+    within = 2 * c * ((products + 1) * k + 2 * v)
     # Kernels serve keys that erase by those of `diagonal_low_rank`.
     kernels = 'diagonal_low_rank' if erase and implementation != 'xla' else 'delta_rule'
     exponentials = _exponentials(kernels, implementation, c, decay, k)
-    ahead = Cost(steps * (6 * state + within), moved, steps * exponentials[0])
-    return CallCost(model, Passes(ahead, Cost(3 * ahead.flops, moved_back, steps * exponentials[1])))
+    others, (inverse, inverse_back) = 6 * state + within, _inverse(c, implementation)
+    return CallCost(
+        model,
+        Passes(
+            Cost(steps * (others + inverse), moved, steps * exponentials[0]),
+            Cost(steps * (3 * others + inverse_back), moved_back, steps * exponentials[1]),
+        ),
+    )
 
 
 def diagonal_low_rank(
@@ -274,10 +280,16 @@ def diagonal_low_rank(
         return CallCost(model, model)
     c = _chunk('delta_rule', implementation, b, t, h, k, v, decay)
     products = 2 * keys * _products(implementation, c, decay)
-    within = 2 * c * ((products + 1) * k + (2 * keys) * v) + _inverse(c, implementation)
+    within = 2 * c * ((products + 1) * k + (2 * keys) * v)
     exponentials = _exponentials('diagonal_low_rank', implementation, c, decay, k, keys)
-    ahead = Cost(steps * ((4 + 2 * keys) * state + within), moved, steps * exponentials[0])
-    return CallCost(model, Passes(ahead, Cost(3 * ahead.flops, moved_back, steps * exponentials[1])))
+    others, (inverse, inverse_back) = (4 + 2 * keys) * state + within, _inverse(c, implementation)
+    return CallCost(
+        model,
+        Passes(
+            Cost(steps * (others + inverse), moved, steps * exponentials[0]),
+            Cost(steps * (3 * others + inverse_back), moved_back, steps * exponentials[1]),
+        ),
+    )
 
 
 def _products(implementation: str, c: int, decay: str | None) -> int:
@@ -346,11 +358,16 @@ def _exponentials_on_tpus(core: str, c: int, decay: str | None, k: int, keys: in
     return k * within, k * (2 * within - sizes - apart)
 
 
-def _inverse(c: int, implementation: str) -> int:
-    """A step's part of the inverse of a chunk: in kernels by blocks, two products a size, each in three of 16 bits."""
-    if implementation == 'xla':
-        return 2 * c * c // 3
-    return 4 * c * c * max(c.bit_length() - 2, 0) * 3
+def _inverse(c: int, implementation: str) -> tuple[int, int]:
+    """A step's part of the inverse of a chunk, forward and backward, where it is computed again before its gradient.
+
+    In kernels by blocks, two products a size, each in three of 16 bits; the gradient is two products.
+    """
+    if c == 1:
+        return 0, 0
+    two = 4 * c * c * (1 if implementation == 'xla' else 3)
+    ahead = 2 * c * c // 3 if implementation == 'xla' else two * max(c.bit_length() - 2, 0)
+    return ahead, ahead + two
 
 
 def _chunk(core: str, implementation: str, b: int, t: int, h: int, k: int, v: int, decay: str | None) -> int:
