@@ -50,8 +50,9 @@ sizes, with its look-back, `norm` and `gain` (`RUN` was made with `form=bidirect
 window at three scales, for each of which adapters and a head are trained.
 
 `head` is one of those of real numbers that `attnlab zoo --heads` lists, or `affine`, the default; `quantiles`,
-`mixture_density`, `c51` and `iqn` predict distributions, whose CRPS and coverage are then reported. `size`,
-`optimizer`, `schedule` and `rounding` are as in `configs/images.py`. Time scales are trained at the rate of the rest,
+`mixture_density`, `c51` and `iqn` predict distributions, whose CRPS and coverage are then reported. `ar_net` and
+`olinear` have a head of their own and take no other; that of `olinear` is one for all variates. `size`, `optimizer`,
+`schedule` and `rounding` are as in `configs/images.py`. Time scales are trained at the rate of the rest,
 where images have them at 1e-3 at most (decision 313).
 """
 
@@ -430,6 +431,9 @@ def get_config(arg: str = '') -> ConfigDict:
         'window_norm': choose(NORMS, 'norm', chosen['norm'])(),
         'window_gain': WindowGain if choose(SWITCH, 'gain', chosen['gain']) else None,
     }
+    if system.orthogonal or system.share is not None:
+        why = f'is not that of system={given["system"]}, which has one of its own; leave it out'
+        check_not_given(given, ('head',), why)
     if system.orthogonal and chosen['inputs'] != 'variates':
         raise UserError(
             f'inputs={chosen["inputs"]} has no whole windows; system={given["system"]} needs inputs=variates'
@@ -735,12 +739,13 @@ def _inputs(
 
 def _head(system: System, variates: int, chosen: Mapping[str, str], basis: TrainingBasis | None = None) -> ConfigDict:
     individual = choose(SWITCH, 'individual', chosen['individual'])
-    if chosen['head'] != 'affine':
-        if individual or system.share is not None:
-            raise UserError(f'head={chosen["head"]} goes with individual=0 and systems without a head of their own')
+    if chosen['head'] != 'affine' or basis is not None:
+        if individual:
+            which = f'head={chosen["head"]}' if basis is None else f'the head of system={chosen["system"]}'
+            raise UserError(f'{which} is one for all variates; leave individual=1 out')
+        if basis is not None:
+            return spec(OrthogonalHead, basis=basis, variates=variates)
         return choose({'affine': None, **REGRESSORS}, 'head', chosen['head']).made()
-    if basis is not None and not individual:
-        return spec(OrthogonalHead, basis=basis, variates=variates)
     sizes = {
         'variates': variates if individual else None,
         'parts': 1 if system.decomposition is None else 2,

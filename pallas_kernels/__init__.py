@@ -1,5 +1,6 @@
 """The cores of sequence mixing: few, fused, differentiable. Needs JAX and nothing else."""
 
+from pallas_kernels.arguments import checking_values
 from pallas_kernels.attention.api import attention, visible_counts
 from pallas_kernels.attention.maps import (
     AdaptiveSoftmax,
@@ -56,6 +57,7 @@ __all__ = [
     'attention',
     'attention_part',
     'attention_part_gradients',
+    'checking_values',
     'cross_entropy',
     'cross_entropy_part',
     'delta_rule',

@@ -1,5 +1,7 @@
 """Checks of the arguments of a core, with errors that name the argument, what it was and what was expected."""
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
 import inspect
@@ -7,12 +9,32 @@ import math
 import numbers
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import checkify
+
+_CHECKING: contextvars.ContextVar[bool] = contextvars.ContextVar('checking', default=False)
+
+
+@contextlib.contextmanager
+def checking_values() -> Iterator[None]:
+    """Has calls that are traced inside the `with` block check values, as errors of `jax.experimental.checkify`.
+
+        with pallas_kernels.checking_values():
+            error, outputs = jax.jit(checkify.checkify(function))(arrays)
+
+    Elsewhere programs hold no such check. It would do nothing, but JAX gives a program with one its arrays one by one
+    from Python, which takes a step of a model of a hundred arrays a millisecond. A function that was compiled before is
+    not traced again.
+    """
+    token = _CHECKING.set(True)
+    try:
+        yield
+    finally:
+        _CHECKING.reset(token)
 
 
 def checked[**P, T](function: Callable[P, T]) -> Callable[P, T]:
@@ -164,8 +186,10 @@ def check_multiple(core: str, name: str, heads: int, whole: int, of: str) -> Non
 def check_not_positive(core: str, implementation: str | None, **arguments: jax.Array | None) -> None:
     """Raises an error for log decays or log gates above 0: the past would grow, and sums of them overflow.
 
-    It is an error under `jax.experimental.checkify`; where the reference is named, outside of `jax.jit`, a ValueError.
+    Where the reference is named, outside of `jax.jit`, it is a ValueError; inside of `checking_values` one of checkify.
     """
+    if implementation != 'reference' and not _CHECKING.get():
+        return
     for name, array in arguments.items():
         if array is None or array.size == 0:
             continue
@@ -173,7 +197,8 @@ def check_not_positive(core: str, implementation: str | None, **arguments: jax.A
         message = f'{core}: {name} has entries up to {{highest}}; expected at most 0'
         if implementation == 'reference' and not isinstance(highest, jax.core.Tracer) and highest > 0:
             raise ValueError(message.format(highest=highest))
-        checkify.debug_check(highest <= 0, message, highest=highest)
+        if _CHECKING.get():
+            checkify.debug_check(highest <= 0, message, highest=highest)
 
 
 def rows_refusal(x: jax.Array) -> str | None:
@@ -195,8 +220,8 @@ def class_numbers(labels: jax.Array) -> jax.Array:
 def check_classes(core: str, labels: jax.Array, classes: int) -> None:
     """Raises ValueError for labels, int32, beyond the classes, from `classes` up or below `-classes`.
 
-    Under `jax.jit`, where their values are not at hand, it is an error under `jax.experimental.checkify`, and elsewhere
-    the loss of such a label is NaN.
+    Under `jax.jit`, where their values are not at hand, it is an error of checkify inside of `checking_values`, and
+    elsewhere the loss of such a label is NaN.
     """
     if labels.size == 0:
         return
@@ -205,4 +230,5 @@ def check_classes(core: str, labels: jax.Array, classes: int) -> None:
     fits = (most < classes) & (least >= -classes)
     if not isinstance(fits, jax.core.Tracer) and not fits:
         raise ValueError(message.format(least=least, most=most))
-    checkify.debug_check(fits, message, least=least, most=most)
+    if _CHECKING.get():
+        checkify.debug_check(fits, message, least=least, most=most)

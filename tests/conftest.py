@@ -119,6 +119,8 @@ LONG = 0.7
 
 EVERY_TIME = (
     'compile/test_programs.py::test_steps_are_lowered_for_gpus',
+    'compile/test_training.py::test_calls_on_two_gpus_are_of_half_the_rows',
+    'compile/test_training.py::test_steps_keep_their_kernels_on_four_tpus[rows and parameters]',
     'kernels/test_attention_tpu.py::test_interpreted_is_the_reference',
     'kernels/test_delta_rule_gpu.py::test_interpreted_is_the_reference',
     'kernels/test_tpu.py::test_a_kernel_compiles',

@@ -98,10 +98,11 @@ def _summed_wide(x: Array, index: Int[np.ndarray, '...'], axis: int) -> Array:
     def take(x: Array) -> Array:
         return jnp.take(x, index, axis)
 
-    run, dtype = jax.custom_vjp(take), x.dtype
-    back = jax.linear_transpose(take, jax.ShapeDtypeStruct(x.shape, jnp.float32))
+    run, dtype, wide = jax.custom_vjp(take), x.dtype, jax.ShapeDtypeStruct(x.shape, jnp.float32)
 
     def pull(_: None, gradient: Array) -> tuple[Array]:
+        # Transposed here: what is traced with the forward pass is of another trace than a loop's gradient.
+        back = jax.linear_transpose(take, wide)
         return (back(gradient.astype(jnp.float32))[0].astype(dtype),)
 
     run.defvjp(lambda x: (take(x), None), pull)

@@ -55,7 +55,7 @@ def attention(
       slopes: bias linear in the distance, per head, `h` (ALiBi: Press et al., 2022, arXiv 2108.12409).
       log_forget: natural logarithm of the forget gates, at most 0 and finite, `b t h` (Lin et al., 2025, arXiv
         2503.02130); a causal call with as many queries as keys, and one array of segments, a run of equal ones being a
-        document. One above 0 is an error under `jax.experimental.checkify`, and where the reference is named
+        document. One above 0 is an error inside of `checking_values`, and where the reference is named
         outside of `jax.jit`. Kernels take differences of float32 sums along a document, which are off by 6e-8 of the
         sums: by 0.6 % of a weight at most after 65,536 gates of standard normal logits.
       bias: added to the scores, each dimension that of `b h t s` or 1; minus infinity hides a key.

@@ -35,8 +35,8 @@ def cross_entropy(
       implementation: `None` chooses; see `dispatch.select`.
 
     Returns:
-      The loss, `n`, in float32 at least; under `jax.jit` NaN where there is no such class, which is an error under
-      `jax.experimental.checkify`.
+      The loss, `n`, in float32 at least; under `jax.jit` NaN where there is no such class, which is an error inside
+      of `checking_values`.
 
     Raises:
       ValueError: for shapes that do not fit, labels beyond the classes, or a `soft_cap` that is not positive.

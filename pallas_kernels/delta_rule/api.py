@@ -43,7 +43,7 @@ def delta_rule(
         `i // (h / groups)`. `h` is the largest of the three.
       beta: fraction of the stored value that is replaced, `b t h`.
       log_decay: natural logarithm of the decay, at most 0 and finite: `b t h k`, `b t h`, or `h` for a constant per
-        head; `None`: no decay. One above 0 is an error under `jax.experimental.checkify`.
+        head; `None`: no decay. One above 0 is an error inside of `checking_values`.
       erase: the keys that the state is read for, `b t h k`, heads as of k; `None`: k.
       scale: factor of the queries; `None`: one over the square root of the key channels.
       state: S before the first step, `b h k v`; zero when `None`. It belongs to the segment of the first token.

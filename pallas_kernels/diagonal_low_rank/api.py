@@ -40,7 +40,7 @@ def diagonal_low_rank(
         then reads group `i // (h / groups)`. `h` is the largest of those of q, k and v.
       b: the keys under which what is read is written, `b t h k`; `None`: k, which takes half of the products.
       log_decay: natural logarithm of the decay, at most 0 and finite: `b t h k`, `b t h`, or `h` for a constant per
-        head; `None`: no decay. One above 0 is an error under `jax.experimental.checkify`.
+        head; `None`: no decay. One above 0 is an error inside of `checking_values`.
       scale: factor of the queries; `None`: one over the square root of the key channels.
       state: S before the first step, `b h k v`; zero when `None`. It belongs to the segment of the first token.
       segments: document of every token, integers `b t`; `None`: one document a row.

@@ -41,7 +41,7 @@ def linear_attention(
       v: values, `b t h v`. Each of q, k and v may have fewer heads, a divisor of `h`: head i then reads group
         `i // (h / groups)`. `h` is the largest of the three.
       log_decay: natural logarithm of the decay, at most 0 and finite: `b t h k`, `b t h`, or `h` for a constant per
-        head; `None`: no decay. One above 0 is an error under `jax.experimental.checkify`.
+        head; `None`: no decay. One above 0 is an error inside of `checking_values`.
       scale: factor of the queries; `None`: one over the square root of the key channels.
       state: S before the first step, `b h k v`; zero when `None`. It belongs to the segment of the first token.
       segments: document of every token, integers `b t`; `None`: one document a row.

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import target, tiling
-from pallas_kernels.linear_attention import reference, rows, scalar, vector
+from pallas_kernels.linear_attention import rows, scalar, vector
 from pallas_kernels.linear_scan.xla import linear_scan
 from pallas_kernels.matrix_state.chunks import Arrays, Chunks, cut, in_groups, join
 from pallas_kernels.matrix_state.decays import clipped
@@ -32,15 +32,11 @@ def linear_attention(
     scale: float,
 ) -> tuple[jax.Array, jax.Array]:
     """See `reference.linear_attention`; in the type of the state, and on queries that are scaled here."""
-    (b, t), dtype = q.shape[:2], state.dtype
+    b, t = q.shape[:2]
     if t == 0:
         return jnp.zeros((b, 0, state.shape[1], v.shape[3]), state.dtype), state
     if t == 1:
-        # A step alone is its definition, which reads the state twice and writes it once. The barrier keeps what
-        # vectors are made from out of the loop over the state, which would make them for every row.
-        q, k, v = scale * q.astype(dtype), k.astype(dtype), v.astype(dtype)
-        q, k, v, log_decay = jax.lax.optimization_barrier((q, k, v, log_decay))
-        return reference.linear_attention(q, k, v, log_decay, state, starts)
+        return _step('bhk,bhkv->bhv', q, k, v, log_decay, state, starts, scale)
     is_vector = log_decay is not None and log_decay.shape[3] > 1
     form: Form = vector if is_vector else scalar
     return _by_chunks(form, q, k, v, log_decay, state, starts, scale, is_vector=is_vector)
@@ -56,14 +52,34 @@ def linear_attention_rows(
     scale: float,
 ) -> tuple[jax.Array, jax.Array]:
     """See `reference.linear_attention_rows`; in the type of the state, and on queries that are scaled here."""
-    (b, t), dtype = q.shape[:2], state.dtype
+    b, t = q.shape[:2]
     if t == 0:
         return jnp.zeros((b, 0, *state.shape[1:3]), state.dtype), state
     if t == 1:
-        q, k, v = scale * q.astype(dtype), k.astype(dtype), v.astype(dtype)
-        q, k, v, log_decay = jax.lax.optimization_barrier((q, k, v, log_decay))
-        return reference.linear_attention_rows(q, k, v, log_decay, state, starts)
+        return _step('bhv,bhkv->bhk', q, k, v, log_decay, state, starts, scale)
     return _by_chunks(rows, q, k, v, log_decay, state, starts, scale, is_vector=True)
+
+
+def _step(
+    read: str,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    log_decay: jax.Array | None,
+    state: jax.Array,
+    starts: jax.Array | None,
+    scale: float,
+) -> tuple[jax.Array, jax.Array]:
+    """A step alone, which reads the state twice and writes it once."""
+    heads = state.shape[1]
+    q, k, v = (jnp.repeat(array[:, 0].astype(state.dtype), heads // array.shape[2], axis=1) for array in (q, k, v))
+    decay = jnp.ones((1, 1, 1), state.dtype) if log_decay is None else jnp.exp(log_decay[:, 0])
+    if starts is not None:
+        decay = jnp.where(starts[:, :1, None], 0, decay)
+    # The barrier keeps what vectors are made from out of the loop over the state, which would make them for every row.
+    q, k, v, decay = jax.lax.optimization_barrier((q, k, v, decay))
+    final = decay[..., None] * state + k[..., None] * v[:, :, None]
+    return scale * jnp.einsum(read, q, final)[:, None], final
 
 
 def _by_chunks(

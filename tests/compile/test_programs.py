@@ -11,7 +11,7 @@ import pytest
 from attnlab.train import topologies
 from attnlab.zoo import ZOO
 from tests.compile import table
-from tests.compile.programs import PROGRAMS, programs_of
+from tests.compile.programs import PROGRAMS, programs_of, trace
 
 ROOT = pathlib.Path(__file__).parents[2]
 CHOSEN = ('mha', 'gla', 'mamba2', 'rg_lru')
@@ -37,6 +37,20 @@ def described(recipe, program):
 @pytest.mark.slow
 def test_programs_are_lowered_for_gpus(recipe, program):
     check(described(recipe, program), 'mosaic_gpu')
+
+
+@pytest.mark.parametrize(
+    ('recipe', 'program'),
+    [
+        pytest.param(recipe, name, marks=() if recipe in CHOSEN else pytest.mark.slow)
+        for recipe in ZOO
+        for name in programs_of(recipe)
+        if name != 'recomputing step'
+    ],
+)
+def test_programs_have_no_effects(recipe, program):
+    """With one JAX would give them their arrays one by one from Python, in ten times the time."""
+    assert not trace(recipe, program, jax.local_devices()[:1]).jaxpr.effects
 
 
 @pytest.mark.parametrize('recipe', CHOSEN)

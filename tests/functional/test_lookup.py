@@ -110,3 +110,20 @@ def test_numbers_of_16_bits_are_gathered_back_in_float32(platform):
         (gradient,) = pull(upstream)
     assert value.dtype == gradient.dtype == jnp.bfloat16 and value.shape == upstream.shape
     np.testing.assert_allclose(gradient.astype(jnp.float32), upstream.astype(jnp.float32).sum(1), rtol=2**-8)
+
+
+@pytest.mark.parametrize('platform', [target.H100, target.Target('cpu', 'cpu')], ids=['gpu', 'cpu'])
+def test_places_are_known_in_a_loop_over_layers(platform):
+    index = np.arange(6).reshape(3, 2) % 4
+
+    def loss(x):
+        def layer(x, _):
+            return x + jnp.sum(taken(x, index, 0)), None
+
+        return jnp.sum(jax.lax.scan(layer, x, length=2)[0].astype(jnp.float32))
+
+    with target.compiling_for(platform):
+        gradient = jax.jit(jax.grad(loss))(jnp.ones(4, jnp.bfloat16))
+    taken_times = np.array([2, 2, 1, 1])
+    last = 1 + 4 * taken_times
+    np.testing.assert_allclose(gradient.astype(jnp.float32), last + last.sum() * taken_times, rtol=2**-7)

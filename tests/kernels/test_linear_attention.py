@@ -9,6 +9,7 @@ from jax.experimental import checkify
 
 from attnlab.testing.tolerances import assert_close
 from pallas_kernels import (
+    checking_values,
     dispatch,
     linear_attention,
     linear_attention_rows,
@@ -383,7 +384,8 @@ def test_decays_above_one_are_an_error():
     arrays['log_decay'] = arrays['log_decay'].at[0, 3, 1].set(0.5)
     with pytest.raises(ValueError, match=r'linear_attention: log_decay has entries up to 0\.5; expected at most 0'):
         linear_attention(**arrays, implementation='reference')
-    checked = jax.jit(checkify.checkify(lambda arrays: linear_attention(**arrays)))
-    assert 'log_decay has entries up to 0.5; expected at most 0' in checked(arrays)[0].get()
-    arrays['log_decay'] = jnp.minimum(arrays['log_decay'], 0)
-    assert checked(arrays)[0].get() is None
+    with checking_values():
+        checked = jax.jit(checkify.checkify(lambda arrays: linear_attention(**arrays)))
+        assert 'log_decay has entries up to 0.5; expected at most 0' in checked(arrays)[0].get()
+        arrays['log_decay'] = jnp.minimum(arrays['log_decay'], 0)
+        assert checked(arrays)[0].get() is None

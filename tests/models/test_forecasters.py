@@ -104,6 +104,23 @@ def test_the_loss_is_in_units_of_the_data(error, expected):
     np.testing.assert_allclose(model.losses(model.hidden(X, CTX)[0], TARGETS), losses, rtol=1e-4)
 
 
+@pytest.mark.parametrize('unit', [0.1, 4.0])
+def test_the_penalty_of_weights_has_no_unit(unit):
+    """Where forecasts are right, the gradient is that of the penalty as it is written, whatever the size of windows."""
+    model = linear(window_norm=InstanceNorm(), head=functools.partial(SparseAffineHead, share=0.3))
+    hidden, _ = model.hidden(unit * X, CTX)
+    right = model.logits(hidden)
+
+    def objective(model):
+        return jnp.mean(model.losses(hidden, right, jax.random.key(0)))
+
+    def penalty(weight):
+        return 0.02 * (1 / 0.3 - 1) * jnp.mean(2 / (1 + jnp.exp(-3 * jnp.abs(weight) ** (1 / 3))) - 1)
+
+    found, written = nnx.grad(objective)(model).head.weight[...], jax.grad(penalty)(model.head.weight[...])
+    np.testing.assert_allclose(found / written, 1, atol=0.02)
+
+
 def test_variates_apart_do_not_see_each_other_and_variates_together_do():
     changed = X.at[:, :, 0].add(1.0)
     for inputs, sees in ((VariatesApart, False), (VariatesTogether, True)):

@@ -8,10 +8,9 @@ from jaxtyping import Float
 
 from attnlab.config import choose
 from attnlab.errors import UserError
-from attnlab.models.heads.head import Head, in_gradient_only, wide
+from attnlab.models.heads.head import Head, wide
 from attnlab.models.heads.regression import DEGREES, ERRORS
 from attnlab.nn.parameter import param, uniform_within
-from attnlab.typing import DropoutKey
 
 SMALLEST = 1e-9
 """Added to the size of a weight before its root is taken, whose derivative is infinite at 0."""
@@ -97,14 +96,9 @@ class SparseAffineHead(AffineHead):
             raise UserError(f'share of SparseAffineHead is {share}; it must be above 0 and at most 1')
         self.share, self.strength, self.power = share, strength, power
 
-    def objective(
-        self, hidden: Float[Array, '*b d'], targets: Float[Array, '*b o'], key: DropoutKey
-    ) -> Float[Array, '*b']:
-        """The losses, with the gradient of the penalty besides."""
-        del key
-        losses = self.losses(hidden, targets)
+    def penalty(self) -> Float[Array, ''] | None:
+        """See the class."""
         if self.share == 1:
-            return losses
+            return None
         sizes = (jnp.abs(self.weight[...]) + SMALLEST) ** (1 / self.power)
-        penalty = jnp.mean(2 * jax.nn.sigmoid(self.power * sizes) - 1)
-        return losses + in_gradient_only(self.strength * (1 / self.share - 1) * penalty.astype(losses.dtype))
+        return self.strength * (1 / self.share - 1) * jnp.mean(2 * jax.nn.sigmoid(self.power * sizes) - 1)

@@ -22,7 +22,8 @@ class Head(Module):
 
     Attributes:
       documents: the number of documents that a prediction is about; a hidden state concatenates their vectors.
-      degree: of real numbers, the power of their unit that the loss grows by; 0 where it is no such power.
+      degree: of real numbers, the power of their unit that the loss grows by; 0 where it is no such power. Where it is
+        one, training adds nothing to the losses but `penalty`.
       of_batch: the objective of a hidden state depends on the others of its batch, which then is not divided into
         parts.
       estimated: of a head over a vocabulary, its objective has another value than its losses, so that it is no number
@@ -41,9 +42,13 @@ class Head(Module):
     def objective(
         self, hidden: Float[Array, '*b d'], targets: Shaped[Array, '...'], key: DropoutKey
     ) -> Float[Array, '*b']:
-        """What training minimises, one number per hidden state; the losses unless a head says otherwise."""
+        """What training minimises, one number per hidden state; losses and penalty unless a head says otherwise."""
         del key
-        return self.losses(hidden, targets)
+        return with_penalty(self.losses(hidden, targets), self.penalty())
+
+    def penalty(self) -> Float[Array, ''] | None:
+        """What training adds to every loss for the weights, whatever the unit of that; `None`: nothing."""
+        return None
 
     @abc.abstractmethod
     def logits(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:
@@ -75,6 +80,11 @@ def nan_outside(losses: Float[Array, '*b'], targets: Int[Array, '*b'], classes: 
 def in_gradient_only(penalty: Float[Array, '*b']) -> Float[Array, '*b']:
     """Zero, with the gradient of `penalty`: added to losses, it is trained on and not reported."""
     return penalty - jax.lax.stop_gradient(penalty)
+
+
+def with_penalty(losses: Float[Array, '*b'], penalty: Float[Array, ''] | None) -> Float[Array, '*b']:
+    """The losses, each with the gradient of the penalty besides; `None`: as they are."""
+    return losses if penalty is None else losses + in_gradient_only(penalty.astype(losses.dtype))
 
 
 def wide(x: Float[Array, '*b']) -> Float[Array, '*b']:
