@@ -129,6 +129,10 @@ def selective_scan_at_once(t: int, numbers: int) -> ScanTile:
     return ScanTile(steps=max(1, -(-t // max(1, -(-t // most)))))
 
 
+CPU_CACHES = 2**23
+"""Bytes that the cores of a CPU keep in their caches together from one call to the next."""
+
+
 CPU_CACHE = 2**18
 """Bytes that a loop on a CPU may go over at every step without leaving the cache of a core."""
 
