@@ -291,9 +291,8 @@ def _without_trial(folder: pathlib.Path) -> str:
     failed = [] if study is None else [trial for trial in study.trials() if trial.state == TrialState.FAIL]
     if not failed:
         return f'{folder} is no study with a trial yet: run the experiment first'
-    return (
-        f'no trial of {folder} could be built, the first for: {failed[0].user_attrs.get("reason", "no known reason")}'
-    )
+    reason = failed[0].user_attrs.get('reason', 'no known reason')
+    return f'no trial of {folder} could be built, the first for this: {reason}'
 
 
 def _made(folder: pathlib.Path) -> Measurements:

@@ -3,11 +3,16 @@
 import json
 import re
 
+import jax
 import pytest
+from absl.flags import DEFINE_string, FlagValues
 
 from attnlab import tables
 from attnlab.cli import COMMANDS, main
+from attnlab.commands import eval as evaluating
+from attnlab.commands.arguments import lines
 from attnlab.commands.completion import vocabulary
+from attnlab.runs import loading
 
 SMALL = (
     '--config.model.dim=8',
@@ -96,6 +101,24 @@ def test_json_is_one_object_of_tables(name, run, tmp_path, capsys):
         assert (
             value != round(value, 4) and json.loads((run / 'evals' / '2-64-tokens.json').read_text())['loss'] == value
         )
+
+
+@pytest.mark.parametrize('process', [0, 1])
+def test_of_several_processes_that_evaluate_the_first_prints(process, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(jax, 'process_index', lambda: process)
+    monkeypatch.setattr(evaluating, 'start_devices', lambda values: None)
+    monkeypatch.setattr(evaluating, '_evaluate', lambda *_: None)
+    monkeypatch.setattr(loading, 'load_run', lambda *_, **__: None)
+    assert main(['eval', f'--workdir={tmp_path}', '--format=json']) == 0
+    assert capsys.readouterr().out == ('' if process else '{}\n')
+
+
+def test_texts_of_a_file_are_its_lines_and_no_other_pieces(tmp_path):
+    values, path = FlagValues(), tmp_path / 'prompts.txt'
+    DEFINE_string('prompts', str(path), '', flag_values=values)
+    values.mark_as_parsed()
+    path.write_text('a\x0cb\x1cc\u2028d\n\ne\x85f\n')
+    assert lines(values, 'prompts') == ('a\x0cb\x1cc\u2028d', 'e\x85f')
 
 
 def test_show_begins_with_the_results(run, capsys):
