@@ -1,6 +1,7 @@
 """Every command that prints tables: in 80 columns with every name whole, and in the formats that programs read."""
 
 import json
+import pathlib
 import re
 
 import jax
@@ -14,6 +15,7 @@ from attnlab.commands.arguments import lines
 from attnlab.commands.completion import vocabulary
 from attnlab.runs import loading
 
+TINY = pathlib.Path(__file__).parents[1] / 'sweep' / 'tiny.py'
 SMALL = (
     '--config.model.dim=8',
     '--config.model.stack.depth=2',
@@ -31,6 +33,7 @@ WALKED = {
     'show': ('show', 'RUN'),
     'compare': ('compare', 'RUN', '--out=OUT'),
     'train': ('train', '--config=language:zoo=gla', *SMALL, '--dry_run', '--compilation_cache='),
+    'sweep': ('sweep', f'--config={TINY}', '--dry_run', '--compilation_cache='),
     'eval': ('eval', '--workdir=RUN', '--tokens=64', '--multiples=1,2', '--compilation_cache='),
     'analyse': ('analyse', '--workdir=RUN', '--rows=1', '--bits=8', '--compilation_cache='),
     'quantize': ('quantize', '--workdir=RUN', '--weights=int4', '--out=OUT/few', '--compilation_cache='),
