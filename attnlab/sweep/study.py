@@ -330,6 +330,8 @@ def _storage(
     if storage is not None:
         return open_database(storage) if within is None else within.storage
     path = folder / JOURNAL
+    if path.exists():
+        files.reading(path).close()
     try:
         return JournalStorage(backend(str(path)))
     except (ValueError, KeyError, TypeError, AssertionError, RecursionError) as error:
@@ -359,7 +361,7 @@ def _checked(folder: pathlib.Path, config: ConfigDict, opened: BaseStorage, name
         raise UserError(f'the database has a study {name} of another sweep ({differing[0]}): choose another --study')
     if not (folder / HOME).exists():
         raise UserError(f'{folder} lacks its file {HOME!r}: it was not copied completely; copy all of the study')
-    return Study(folder, read(config), opened, name, (folder / HOME).read_text().strip())
+    return Study(folder, read(config), opened, name, files.read_text(folder / HOME).strip())
 
 
 def confirmation(study: Study, storage: str | None) -> Study | None:
