@@ -73,6 +73,22 @@ def test_files_behind_links_are_read(place, capsys):
     assert main(['show', str(place['run'])]) == 0
 
 
+@pytest.mark.parametrize(
+    ('file', 'said'),
+    [
+        ('SHA256SUMS', 'SHA256SUMS is no file'),
+        ('_CHECKPOINT_METADATA', '_CHECKPOINT_METADATA is neither a file nor a folder'),
+        ('state/_sharding', 'state/_sharding is'),
+    ],
+)
+def test_a_checkpoint_with_what_has_no_end_is_passed_over(place, capsys, file, said):
+    path = place['run'] / 'checkpoints' / '4' / file
+    path.unlink()
+    os.mkfifo(path)
+    assert main(['eval', f'--workdir={place["run"]}', '--tokens=32', '--multiples=1']) == 0
+    assert f'checkpoint 4 is damaged: {said}' in capsys.readouterr().err
+
+
 def test_a_study_that_was_moved_is_the_same_study(place, capsys):
     from attnlab.sweep.study import open_study
 
