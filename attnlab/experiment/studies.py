@@ -273,7 +273,7 @@ def _folders(experiment: Experiment, workdirs: pathlib.Path) -> dict[pathlib.Pat
 def _run(study: Study, workers: int, console: Console) -> None:
     began, path = time.perf_counter(), study.folder / SECONDS
     arguments = [f'--study={study.folder}', '--compilation_cache=~/.cache/attnlab/compiled']
-    before = json.loads(path.read_text()) if path.exists() else 0.0
+    before = json.loads(files.read_text(path)) if path.exists() else 0.0
     try:
         launch.run_processes(study, arguments, launch.places(workers, [], launch.host_cores()), console)
     finally:
@@ -299,7 +299,7 @@ def _made(folder: pathlib.Path) -> Measurements:
     """What a study was made with, for `provenance`; where what ran it was killed each time, it left no time."""
     made = {**read_record(_begun(folder)[0]).facts, 'cores': os.cpu_count()}
     path = folder / SECONDS
-    return {'made': made, 'seconds': json.loads(path.read_text()) if path.exists() else None}
+    return {'made': made, 'seconds': json.loads(files.read_text(path)) if path.exists() else None}
 
 
 def _table(report: str, found: Comparison) -> str:

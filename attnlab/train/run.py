@@ -21,7 +21,7 @@ from attnlab.locks import Lock
 from attnlab.trust import allowed
 
 LOCK = 'lock'
-FOLDERS = ('checkpoints', 'figures', 'figures/ema', 'evals', 'analysis', 'plugins', 'wandb')
+FOLDERS = ('checkpoints', 'figures', 'figures/ema', 'evals', 'analysis', 'plugins', 'plugins/profile', 'wandb')
 """What is written to below a work directory."""
 PACKAGES = ('attnlab', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'ml_collections', 'numpy')
 
