@@ -86,13 +86,11 @@ def position_curves(
 
 def layer_curves(curves: Mapping[str, Sequence[float]], path: pathlib.Path) -> None:
     """Statistics by layer, one panel each; layers without the statistic are omitted."""
-    from matplotlib.ticker import MaxNLocator
-
     figure, panels = _panels(curves, 'layer')
     for axes, values in zip(panels, curves.values(), strict=True):
         axes.plot(range(len(values)), values, marker='o', ms=3, lw=1.5)
         axes.set_ylim(0, None)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        tick_whole(axes.xaxis)
     _save(figure, path)
     lines = [(name, layer, value) for name, values in curves.items() for layer, value in enumerate(values)]
     write_csv(path.with_suffix('.csv'), ('statistic', 'layer', 'value'), lines)
@@ -166,6 +164,14 @@ def trajectory_panels(runs: Mapping[str, np.ndarray], path: pathlib.Path) -> Non
         axes.set(xlim=_widened(*limits[0]), ylim=_widened(*limits[1]))
     panels[0].set_ylabel('last variate')
     _save(figure, path)
+
+
+def tick_whole(axis: Any) -> None:
+    """Ticks at whole numbers alone, such as layers, also where there is but one."""
+    from matplotlib.ticker import MaxNLocator
+
+    # By default fractions make up a second tick.
+    axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def _widened(low: float, high: float) -> tuple[float, float]:
