@@ -144,10 +144,12 @@ def forecast_panels(windows: Sequence[Panel], path: pathlib.Path, *, truth: str,
 def spectrum_curves(
     frequencies: np.ndarray, spectra: Mapping[str, np.ndarray], path: pathlib.Path, *, truth: str
 ) -> None:
-    """Power over frequency, that of what came in black; powers of zero are left out."""
+    """Power over frequency, that of what came in black; powers of zero are left out, and names of what has no other."""
     figure, axes = _axes('cycles a step', 'power')
     others = [name for name in spectra if name != truth]
     for name, power in spectra.items():
+        if not (power > 0).any():
+            continue
         colour = '0' if name == truth else f'C{others.index(name)}'
         axes.plot(frequencies, np.where(power > 0, power, np.nan), label=name.replace('_', ' '), color=colour, lw=1.3)
     axes.set_yscale('log')
@@ -222,7 +224,8 @@ def _axes(x: str, y: str) -> tuple[Any, Any]:
 
 
 def _write(figure: Any, axes: Any, path: pathlib.Path) -> None:
-    axes.legend(frameon=False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False)
     _save(figure, path)
 
 
