@@ -60,10 +60,11 @@ def position_curves(
     path: pathlib.Path,
     *,
     trained: int | None,
+    mark: str = 'training length',
     x: str = 'position in the window',
     y: str = 'nats per token',
 ) -> None:
-    """A metric by position, smoothed, one curve per length; `trained` marks the training length, unless it is `None`.
+    """A metric by position, smoothed, one curve per length; `trained`, unless it is `None`, is a line called `mark`.
 
     The CSV has positions from 1 on, as they were measured; nothing stands where nothing was.
     """
@@ -73,7 +74,7 @@ def position_curves(
         axes.plot(positions, smooth, label=name, lw=1.5)
     longest = max(len(values) for values in curves.values())
     if trained is not None and longest > trained:
-        axes.axvline(trained, color='0.6', lw=1, ls='--', label='training length')
+        axes.axvline(trained, color='0.6', lw=1, ls='--', label=mark)
         axes.set_xscale('log', base=2)
     _write(figure, axes, path)
     lines = [
