@@ -72,8 +72,8 @@ def test_another_text_is_refused_and_the_tokenizer_stays(trained, capsys):
         ['analyse', f'--workdir={workdir}'],
     ):
         assert cli.main(command) == 2
-        message = capsys.readouterr().err
-        assert before in message and '--other_data' in message
+        printed = capsys.readouterr()
+        assert before in printed.err and '--other_data' in printed.err and 'writing' not in printed.out
     assert not (workdir / 'evals').exists()
     evaluate = ['eval', f'--workdir={workdir}', '--multiples=1', '--tokens=64', '--compilation_cache=']
     assert cli.main([*evaluate, '--other_data']) == 0
@@ -83,6 +83,23 @@ def test_another_text_is_refused_and_the_tokenizer_stays(trained, capsys):
     assert [start['other_data'] for start in starts] == [False, True]
     assert starts[1]['data']['content_hash'] != before
     assert load_tokenizer(workdir / 'tokenizer.json').hash == tokenizer.hash == starts[1]['data']['tokenizer']['hash']
+
+
+def test_prompts_of_ones_own_are_asked_whatever_the_text_is_by_now(trained, capsys):
+    _, text, workdir = trained
+    text.write_text('six or seven or eight or nine\n' * 400)
+    asked = ['analyse', f'--workdir={workdir}', '--compilation_cache=', '--trace', '--prompt=x', '--other=y']
+    assert cli.main(asked) == 0
+    assert 'a prompt, asked for' in capsys.readouterr().out
+
+
+def test_a_folder_of_another_config_is_refused_before_anything_is_said_of_writing(trained, capsys):
+    argv, _, workdir = trained
+    assert cli.main([*argv, '--config.seed=1']) == 2
+    printed = capsys.readouterr()
+    assert f'{workdir} holds a run with another config (seed' in printed.err and not printed.out
+    assert cli.main(argv) == 0
+    assert 'ready in' in (said := capsys.readouterr().out) and 'writing' in said
 
 
 def changed(workdir, before, task):
