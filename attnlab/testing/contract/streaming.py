@@ -50,9 +50,15 @@ def _check_state(subject: Subject, dtype: DTypeLike) -> None:
             f'state: init_state returned a state with {leaf!r}, of type {type(leaf).__name__}; every part of it must '
             'be a JAX array, in a NamedTuple, a tuple or another pytree',
         )
-    x = subject.x(length=1, dtype=dtype)
-    with noted('state: a call with the state of init_state fails', (Exception,)):
-        _, after = jax.eval_shape(subject.run, subject.params, x, full(1), state)
+    for length in (1, 0):
+        with noted(f'state: a call of {length} tokens with the state of init_state fails', (Exception,)):
+            x = subject.x(length=length, dtype=dtype)
+            _, after = jax.eval_shape(subject.run, subject.params, x, full(length), state)
+        _check_kept(state, after)
+
+
+def _check_kept(state: Any, after: Any) -> None:
+    """The state that a call returns has the structure, shapes and types of the one that it was given."""
     require(after is not None, 'state: a call that was given a state returned None; it must return the advanced state')
     wanted, found = (str(jax.tree.structure(tree)) for tree in (state, after))
     require(found == wanted, f'state: a call that was given {wanted} returned {found}; it must keep the structure')
