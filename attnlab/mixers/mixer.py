@@ -50,7 +50,10 @@ class Mixer(Module):
 
     @abc.abstractmethod
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> State:
-        """Returns the state before the first token, able to hold `length` tokens, activations of type `dtype`."""
+        """Returns the state before the first token, able to hold `length` tokens, activations of type `dtype`.
+
+        What of it has no axis depends on the number of tokens alone.
+        """
 
 
 NO_STREAM = 'a bidirectional mixer cannot be streamed: the first token sees the last'
