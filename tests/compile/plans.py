@@ -35,7 +35,8 @@ HEAD = """# A billion parameters on 16 and 64 chips, planned
 
 Made by `python -m tests.compile.plans [RECIPE ...]`. Each section is what a command printed: memory and what chips
 exchange as the compiler for TPUs has them, operations counted from shapes, the time of a step by published peaks.
-Nothing here has run.
+Nothing here has run. For H100 the same command takes `--topology=H100x16` where JAX's plugin for CUDA is
+([training.md](training.md)); no section here is of GPUs yet.
 
 Where a product sums over the dimension by which its weight is divided over chips, the compiler makes one ring of
 gathering the weight and multiplying by it: pieces go around, two at a time, while those that are there are
