@@ -5,8 +5,8 @@
 For every core and call of `real()` one line of JSON on standard output: of every kernel its registers, bytes spilled,
 shared memory, the lines of PTX that touch an accumulator too early, and constants in registers of factors; of the
 program the operations that XLA has beside the kernels and the bytes they read and write, the bytes of temporaries, and
-seconds of processor time. JAX's plugin for CUDA and the assembler are taken from `<environment>/cuda`, where `make
-compile-gpu` puts them.
+seconds of processor time. JAX's plugin for CUDA and the assembler are found as by
+`attnlab train --topology=H100x1`: installed, or in `<environment>/cuda`, where `make compile-gpu` puts them.
 """
 
 import argparse
@@ -23,28 +23,13 @@ import time
 import traceback
 
 import jax
-from jax.experimental import topologies
 
 import pallas_kernels
+from attnlab.errors import UserError
+from attnlab.train import topologies
 from pallas_kernels import dispatch, target
 
 APART = pathlib.Path(sys.prefix) / 'cuda'
-H100 = """
-gpu_device_info {
-  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
-  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448 shared_memory_per_core: 233472
-  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  registers_per_core_limit: 65536 registers_per_block_limit: 65536
-  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: 84978434048
-  cuda_compute_capability { major: 9 }
-}
-platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 10 }
-runtime_version { major: 13 }
-device_description_str: "NVIDIA H100 80GB HBM3"
-"""
-"""What XLA wants to know of the device, in the text form of its `GpuTargetConfigProto`."""
-
 BYTES = {'pred': 1, 's8': 1, 'u8': 1, 'bf16': 2, 'f16': 2, 's16': 2, 'f32': 4, 's32': 4, 'u32': 4, 'f64': 8, 's64': 8}
 FREE = {'parameter', 'constant', 'bitcast', 'tuple', 'get-tuple-element', 'while', 'conditional', 'call', 'after-all'}
 """Operations that move nothing themselves."""
@@ -148,14 +133,12 @@ def kernels(folder: pathlib.Path) -> list[dict[str, object]]:
 
 
 def absent_h100() -> jax.Device:
-    """Returns an H100 that programs can be compiled for, by the plugin in `APART`."""
-    # It can be told in no other way: read when JAX first looks for plugins, and when a kernel is first compiled.
-    os.environ |= {'JAX_SKIP_CUDA_CONSTRAINTS_CHECK': '1', 'JAX_PLATFORMS': 'cpu'}
-    os.environ['PATH'] = f'{APART / "nvidia" / "cu13" / "bin"}:{os.environ["PATH"]}'
+    """Returns an H100 that programs can be compiled for. Raises `UserError` without JAX's plugin for CUDA."""
     jax.config.update('jax_platforms', 'cpu')
-    sys.path.append(str(APART))
-    found = topologies.get_topology_desc(platform='cuda', topology_name='H100', topology='1x1x1', target_config=H100)
-    return found.devices[0]
+    topology = topologies.find('H100x1')
+    if not topology.compiles:
+        raise UserError(f'there is no compiler for an H100: {topology.lacks}')
+    return topology.devices[0]
 
 
 def compile_calls(core: str, here: jax.sharding.Sharding, folder: pathlib.Path, *, first: bool) -> None:
