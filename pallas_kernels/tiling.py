@@ -418,7 +418,7 @@ def linear_scan_tpu(t: int, d: int, numbers: int) -> StreamTile:
     6 MiB, with complex arrays, half as large, as much.
     """
     channels = min(512 // numbers, -(-d // 128) * 128)
-    return StreamTile(rows=min(2**18 // (numbers * channels), -(-t // 16) * 16), channels=channels)
+    return StreamTile(rows=min(2**14 // (numbers * channels) * 16, -(-t // 16) * 16), channels=channels)
 
 
 HALVES = 6
