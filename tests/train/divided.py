@@ -126,11 +126,17 @@ def on_one_device(setup: Setup) -> Setup:
 
 
 def with_kernels(setup: Setup, form: str) -> dict[str, Any]:
-    """What `trained` finds in one step whose cores are served by interpreted kernels wherever there are some."""
+    """What `trained` finds in one step whose cores are served by interpreted kernels wherever there are some.
+
+    But for short convolutions: half the channels of two heads of 96 are too few for theirs.
+    """
     with target.compiling_for(target.interpreted(form)), dispatch.ledger() as entries:
         found = trained(setup, steps=1)
-    for core in {entry.core for entry in entries if importlib.util.find_spec(f'pallas_kernels.{entry.core}.{form}')}:
-        assert {entry.implementation for entry in entries if entry.core == core} == {form}, entries
+    served = {(entry.core, entry.implementation) for entry in entries if entry.core != 'short_conv'}
+    others = {
+        core for core, name in served if name != form and importlib.util.find_spec(f'pallas_kernels.{core}.{form}')
+    }
+    assert not others, served
     return found
 
 
