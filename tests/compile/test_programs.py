@@ -9,6 +9,7 @@ import jax
 import pytest
 
 from attnlab.zoo import ZOO
+from pallas_kernels import target
 from tests.compile import table
 from tests.compile.programs import PROGRAMS, programs_of, trace
 from tests.kernels import compile_gpu
@@ -37,6 +38,15 @@ def described(recipe, program):
 @pytest.mark.slow
 def test_programs_are_lowered_for_gpus(recipe, program):
     check(described(recipe, program), 'mosaic_gpu')
+
+
+@pytest.mark.parametrize('recipe', ZOO)
+@pytest.mark.slow
+def test_steps_are_lowered_for_tpus(recipe):
+    """Before its compiler is asked, which few recipes are given to in a night."""
+    topology = topologies.Topology('a TPU', tuple(jax.local_devices()[:1]), target.TPU_V5E)
+    text = table.lower(table.Cell('', '', recipe, 'training step'), topology).as_text()
+    check({'recipe': recipe, 'program': 'training step', 'kernels': text.count('@tpu_custom_call')}, 'mosaic_tpu')
 
 
 @pytest.mark.parametrize(
@@ -76,6 +86,13 @@ def test_a_program_that_is_as_it_was_is_not_compiled_again():
     assert 'failed' not in line, line
     assert table.describe(cell, topology, line) is line
     assert table.describe(cell, topology, line | {'jax': '0.1'})['jax'] == line['jax']
+    kept = {cell: line, table.Cell('H100x1', '', 'base_conv', 'prefill'): line | {'jax': '0.1'}}
+    assert list(table.stale(kept, kept)) == [(cell, '')]
+    assert list(table.stale(kept, {cell: line | {'hash': table.DIGITS * '0'}})) == [(cell, line['hash'])]
+    assert list(table.stale(kept, {cell: line | {'hash': 16 * '0'}})) == [(cell, 'unknown')]
+    # Nor does a program say where its source files are, so that it is the same of another checkout.
+    text = table.lower(cell, topology).as_text()
+    assert 'mosaic_gpu' in text and str(ROOT) not in text
 
 
 @pytest.mark.slow
