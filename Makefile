@@ -32,7 +32,8 @@ test-oldest: $(OLDEST)/installed $(OLDEST)/libtpu/complete  ## run the tests on 
 	@$(OLDEST)/bin/python -m pytest $(ARGS)
 
 compile-gpu: $(VENV)/installed $(VENV)/cuda/complete  ## compile kernels and steps for an H100; needs none (and 0.7 GB for the compiler)
-	@$(BIN)/python -m pytest -n 0 -m '' tests/kernels/test_compile_gpu.py tests/compile/test_steps.py $(ARGS)
+	@$(BIN)/python -m pytest -n 0 -m '' tests/kernels/test_compile_gpu.py tests/compile/test_steps.py \
+		tests/compile/test_programs.py::test_steps_are_compiled_for_four_gpus tests/runs/test_plan.py $(ARGS)
 
 lint: $(VENV)/installed  ## check format, style and types
 	$(BIN)/ruff format --check .
@@ -75,7 +76,7 @@ $(OLDEST)/libtpu/complete: requirements-tpu-oldest.lock $(OLDEST)/complete
 	@[ "$$(uname -s)" != Linux ] || $*/bin/python $(PIP) --no-deps --upgrade --target $(@D) -r $<
 	@mkdir -p $(@D) && touch $@
 
-# The compiler for GPUs, likewise: JAX's plugin for CUDA and NVIDIA's assembler. No library of CUDA is needed to compile.
+# The compiler for GPUs, likewise, for plans too: JAX's plugin for CUDA and NVIDIA's assembler. No library of CUDA is needed to compile.
 $(VENV)/cuda/complete: requirements-cuda.lock $(VENV)/complete
 	@[ "$$(uname -s)" != Linux ] || $(BIN)/python $(PIP) --no-deps --upgrade --target $(@D) -r $<
 	@mkdir -p $(@D) && touch $@

@@ -5,6 +5,7 @@ spelled out, so that a saved config is a complete record. Nothing below `build` 
 """
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from flax import nnx
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
+from ml_collections.config_flags import config_path
 
 from attnlab.errors import UserError, nearest
 from attnlab.files import read_json, write_json
@@ -126,6 +128,44 @@ def flatten(config: Any, path: str = '') -> dict[str, Any]:
     else:
         return {path: config}
     return {key: leaf for name, value in items for key, leaf in flatten(value, name).items()}
+
+
+def value_at(config: Any, key: str) -> Any:
+    """What a config has at a dotted path, as `flatten` spells it. Raises `LookupError` for one that it does not have.
+
+    Only groups and tuples are entered, by what they hold, for keys may be a stranger's. `config_path.get_value` reads
+    attributes first, from which a path leads to all of the interpreter, such as `__class__.__init__.__globals__`.
+    """
+    return functools.reduce(_inside, _parts(key), config)
+
+
+def set_value(config: Any, key: str, value: Any) -> None:
+    """Sets what a config has at a dotted path, which `value_at` reads.
+
+    Raises `LookupError` for one that it does not have, and `TypeError` for a value of another type.
+    """
+    *parents, last = _parts(key)
+    holder = functools.reduce(_inside, parents, config)
+    _inside(holder, last)
+    if not isinstance(holder, ConfigDict):
+        raise KeyError(key)
+    holder[last] = value
+
+
+def _parts(key: str) -> tuple[Any, ...]:
+    """The names and indices of a dotted path. Raises `KeyError` for what is none."""
+    try:
+        return config_path.split(key)
+    except (MemoryError, RecursionError, TypeError, ValueError) as error:
+        raise KeyError(key) from error
+
+
+def _inside(holder: Any, part: Any) -> Any:
+    if isinstance(holder, ConfigDict | dict) and isinstance(part, str) and part in holder:
+        return holder[part]
+    if isinstance(holder, list | tuple) and type(part) is int:
+        return holder[part]
+    raise KeyError(part)
 
 
 def save(config: ConfigDict, path: pathlib.Path) -> None:

@@ -14,9 +14,8 @@ import types
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 from ml_collections.config_dict import placeholder
-from ml_collections.config_flags import config_path
 
-from attnlab.config import TARGET, spec
+from attnlab.config import TARGET, spec, value_at
 from attnlab.errors import UserError, nearest, of_the_machine
 from attnlab.flags import parse_flags
 from attnlab.signature import Parameter, members, parameters
@@ -197,9 +196,6 @@ def _part(config: ConfigDict, key: str, text: str, optional: bool) -> ConfigDict
     return spec(named(text, f'config.{key}'))
 
 
-NO_KEY = (AttributeError, KeyError, IndexError, TypeError, ValueError)
-"""What `config_path` raises for a key that a config does not have."""
-
 MEANT = {
     'betas': ('b1', 'b2'),
     'batch': ('batch_size',),
@@ -229,8 +225,8 @@ def _value(config: ConfigDict, key: str) -> object:
     Raises `UserError` for a key that it does not have, naming what may be meant.
     """
     try:
-        return config_path.get_value(key, config)
-    except NO_KEY as error:
+        return value_at(config, key)
+    except LookupError as error:
         if _lacking(config, key):
             return None
         raise UserError(f'the config has no key {key}; {_meant(config, key)}') from error
@@ -240,8 +236,8 @@ def _lacking(config: ConfigDict, key: str) -> bool:
     """Whether a key that is not there is an argument of a dataclass; what modules lack is for their parents to give."""
     path, _, name = key.rpartition('.')
     try:
-        parent = config_path.get_value(path, config) if path else config
-    except NO_KEY:
+        parent = value_at(config, path) if path else config
+    except LookupError:
         return False
     if not isinstance(parent, ConfigDict) or TARGET not in parent:
         return False
@@ -280,7 +276,7 @@ def _depth(key: str) -> int:
 def _parameter(config: ConfigDict, key: str) -> Parameter | None:
     """The parameter of the constructor that a key stands for; `None` for one that is not of a spec."""
     path, _, name = key.rpartition('.')
-    parent = config_path.get_value(path, config) if path else config
+    parent = value_at(config, path) if path else config
     if not isinstance(parent, ConfigDict) or TARGET not in parent or name == TARGET:
         return None
     taken = parameters(named(parent[TARGET], f'config.{path}.{TARGET}'))
@@ -293,7 +289,7 @@ def _parameter(config: ConfigDict, key: str) -> Parameter | None:
 
 def _put(config: ConfigDict, key: str, value: object) -> None:
     path, _, name = key.rpartition('.')
-    parent = config_path.get_value(path, config) if path else config
+    parent = value_at(config, path) if path else config
     name, bracket, place = name.partition('[')
     if bracket:
         items = list(parent[name])

@@ -6,7 +6,8 @@ Of two writers of one file either may win. A process that is killed while it wri
 may be deleted at any time.
 
 Runs and studies are handed on, and may hold links to files of whoever goes on with them: what is not replaced but
-opened to be written goes through `opened` or `appending`, and folders that are written to through `check_own`.
+opened to be written goes through `opened` or `appending`, and folders that are written to through `check_own`. Pipes
+and devices have no end: what is read goes through `reading`.
 """
 
 import contextlib
@@ -165,9 +166,35 @@ def finite(value: Any) -> Any:
 def read_json(path: pathlib.Path, remedy: str) -> Any:
     """Returns what a JSON file holds. Raises `UserError`, naming the file and the `remedy`, where it is damaged."""
     try:
-        return json.loads(path.read_text(encoding='utf-8'))
+        return json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise UserError(f'{path} is damaged: {error}; {remedy}') from error
+
+
+def reading(path: pathlib.Path) -> io.BufferedReader:
+    """The file at `path`, or that behind a link, to read. Raises `UserError` where it is none, such as a pipe."""
+    try:
+        # Without waiting for whoever is at the other end, should it be a pipe.
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        # What a socket answers.
+        if error.errno == errno.ENXIO:
+            raise _not_to_read(path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise _not_to_read(path)
+    return os.fdopen(handle, 'rb')
+
+
+def read_text(path: pathlib.Path, errors: str = 'strict') -> str:
+    """The text of a file in UTF-8. Raises `UserError` where it is no file."""
+    with io.TextIOWrapper(reading(path), encoding='utf-8', errors=errors) as file:
+        return file.read()
+
+
+def _not_to_read(path: pathlib.Path) -> UserError:
+    return UserError(f'{path} is a pipe, a folder or a device, where a file is read: put back a copy of that file')
 
 
 def opened(path: pathlib.Path, flags: int) -> int:

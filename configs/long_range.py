@@ -39,9 +39,8 @@ from types import MappingProxyType
 from typing import Any
 
 from ml_collections import ConfigDict
-from ml_collections.config_flags import config_path
 
-from attnlab.config import arguments, check_not_given, choose, spec, takes, whole
+from attnlab.config import arguments, check_not_given, choose, set_value, spec, takes, whole
 from attnlab.data.long_range.authorship import Authorship
 from attnlab.data.long_range.dataset import Dataset
 from attnlab.data.long_range.digits import Digits
@@ -556,7 +555,7 @@ def _stack(recipe: Recipe, run: Setting) -> ConfigDict:
         for each in within(mixer):
             for key, value in sizes.items():
                 if key.partition('.')[0] in takes(each):
-                    config_path.set_value(key, each, value)
+                    set_value(each, key, value)
     stack = stack_spec(mixers, layer=recipe.layer, depth=run.depth, mlp=run.mlp())
     for block in stack.blocks:
         if 'dropout' in block:

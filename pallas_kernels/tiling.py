@@ -129,6 +129,10 @@ def selective_scan_at_once(t: int, numbers: int) -> ScanTile:
     return ScanTile(steps=max(1, -(-t // max(1, -(-t // most)))))
 
 
+CPU_CACHES = 2**23
+"""Bytes that the cores of a CPU keep in their caches together from one call to the next."""
+
+
 CPU_CACHE = 2**18
 """Bytes that a loop on a CPU may go over at every step without leaving the cache of a core."""
 
@@ -414,7 +418,7 @@ def linear_scan_tpu(t: int, d: int, numbers: int) -> StreamTile:
     6 MiB, with complex arrays, half as large, as much.
     """
     channels = min(512 // numbers, -(-d // 128) * 128)
-    return StreamTile(rows=min(2**18 // (numbers * channels), -(-t // 16) * 16), channels=channels)
+    return StreamTile(rows=min(2**14 // (numbers * channels) * 16, -(-t // 16) * 16), channels=channels)
 
 
 HALVES = 6

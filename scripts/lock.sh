@@ -34,7 +34,7 @@ tpu_pin "$oldest" > requirements-tpu-oldest.lock
 $pip install -qq --no-deps --target .venv-lock/cuda \
     "jax-cuda13-plugin==$newest" "jax-cuda13-pjrt==$newest" nvidia-cuda-nvcc nvidia-nvvm
 {
-    echo "# The compiler for GPUs of JAX $newest; it serves \`make compile-gpu\`. Regenerate with \`make lock\`."
+    echo "# The compiler for GPUs of JAX $newest; it serves \`make compile-gpu\` and plans. Regenerate with \`make lock\`."
     for package in .venv-lock/cuda/*.dist-info; do
         basename "$package" .dist-info | sed 's/-/==/; s/_/-/g'
     done

@@ -212,7 +212,7 @@ def broken_habits(name: str, tree: ast.Module) -> Iterator[str]:
         yield f'{name}: a helper lives with its one user, or in a module named for its subject'
     findings = {
         'a config is asked for what it has, without a default': configs_asked_for_defaults(tree),
-        # Which sets two for the compiler that it calls.
+        # Which sets those of the compilers that it calls.
         'nothing depends on environment variables': environment_reads(tree)
         if name != 'attnlab.train.topologies'
         else [],

@@ -70,7 +70,7 @@ LEFT = {
     r'attnlab quantize --workdir=runs/gla-learned4': 'needs a run of few bits; tests/quantize/test_training.py',
     r'attnlab uncertainty .*(digits|-large|-seed)': 'needs other runs; tests/commands/test_uncertainty.py',
     r'attnlab eval --workdir=runs/mqar-gla': 'needs a run of another task; tests/evals/test_by_slice.py',
-    r'attnlab train .*--topology=': 'compiles for minutes; tests/compile/test_plans.py, tests/runs/test_plan.py',
+    r'attnlab train .*--topology=': 'compiles for minutes; tests/runs/test_plan.py plans for a smaller model',
     r'attnlab train .*task=listops,.*size=full': 'needs prepared data; tests/test_configs.py builds it',
     r'attnlab train .*task=imdb': 'needs a download; tests/test_configs.py builds it',
     r'attnlab train .*data=etth1': 'needs a download; tests/data/series/test_files.py reads such a file',

@@ -9,7 +9,11 @@ import jax
 import numpy as np
 
 from attnlab.cli import main
+from attnlab.errors import UserError
 from attnlab.runs.loading import load_run
+from attnlab.zoo import ZOO
+from attnlab.zoo.chosen import convolved
+from attnlab.zoo.recipe import Recipe
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -22,6 +26,24 @@ def test_the_zoo_table_is_what_the_command_prints(capsys):
 def test_the_table_of_heads_is_what_the_command_prints(capsys):
     assert main(['zoo', '--heads', '--format=markdown']) == 0
     assert capsys.readouterr().out.strip() in (ROOT / 'docs' / 'heads.md').read_text()
+
+
+def test_pages_that_count_recipes_count_those_of_the_zoo():
+    rows, counted = list(ZOO.values()), f'of {len(ZOO)}'
+    readme, training = ((ROOT / name).read_text() for name in ('README.md', 'docs/training.md'))
+    streaming, packed = sum(row.streaming for row in rows), sum(row.packed for row in rows)
+    assert f'({streaming} {counted} recipes stream, {packed} take packed documents)' in readme
+    assert f'`attnlab zoo` lists {len(ZOO)} recipes' in readme
+    assert f'the {sum(not row.causal for row in rows)} {counted} that are only bidirectional' in training
+    assert f'The others are refused, {sum(map(without_prelude, rows))} {counted} rows' in training
+
+
+def without_prelude(row: Recipe) -> bool:
+    try:
+        convolved(row, 'canon')
+    except UserError:
+        return True
+    return False
 
 
 def test_the_page_on_kernels_runs_as_it_stands():

@@ -13,9 +13,13 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from attnlab import cli, trust
-from attnlab.config import build, load, plain, spec
+from attnlab.config import build, from_plain, load, plain, set_value, spec, value_at
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.sweep.search import GridSearch
+from attnlab.sweep.space import Choice
+from attnlab.sweep.study import create_study
+from attnlab.sweep.sweep import sweep_config
 from attnlab.testing.noise import noise
 from attnlab.zoo import ZOO
 from attnlab.zoo.chosen import chosen_recipe
@@ -59,6 +63,59 @@ def test_a_config_from_a_stranger_runs_nothing(own_process, tmp_path, capsys):
         assert cli.main([command, f'--workdir={tmp_path / "run"}', *rest]) == 2
     assert '--allow=malice' in capsys.readouterr().err
     assert not (tmp_path / 'ran').exists()
+
+
+GLOBALS = "__globals__['inspect']"
+OUT = (f'__class__.__init__.{GLOBALS}.sys.path[0]', f'lock.{GLOBALS}.sys.path[0]')
+"""Keys by which attributes lead from a config to the interpreter; the second is that of a value in `shadowed`."""
+
+
+def shadowed():
+    """A config with a group that is called as a method is."""
+    return from_plain({'steps': 5, 'blocks': [{'heads': 2}], 'lock': {GLOBALS: {'sys': {'path[0]': 'x'}}}})
+
+
+@pytest.mark.parametrize('key', OUT)
+def test_a_shared_study_sets_nothing_but_its_config(own_process, key, tmp_path, capsys):
+    base, before = language.get_config('zoo=mha,size=tiny').unlock(), list(sys.path)
+    base['lock'] = shadowed()['lock']
+    space = {'rate': spec(Choice, key='optimizer.peak_lr', values=(1e-3,))}
+    create_study(tmp_path, sweep_config(base, space, sampler=spec(GridSearch), metric='valid/loss'))
+    for file in (tmp_path / 'sweep.json', tmp_path / 'journal.log'):
+        file.write_text(file.read_text().replace('optimizer.peak_lr', key))
+    assert cli.main(['sweep', 'status', f'--study={tmp_path}']) == 2
+    assert 'the base config has no key' in capsys.readouterr().err
+    assert sys.path == before
+
+
+@pytest.mark.parametrize('key', [*OUT, '__class__', 'keys', 'blocks.count', 'blocks[0].__class__.__init__'])
+def test_keys_of_a_config_lead_nowhere_else(own_process, key):
+    config, before = shadowed(), list(sys.path)
+    with pytest.raises(LookupError):
+        value_at(config, key)
+    with pytest.raises(LookupError):
+        set_value(config, key, '/elsewhere')
+    assert sys.path == before and config == shadowed()
+
+
+@pytest.mark.parametrize('key', ['', 'a b', 'steps()', 'steps[', 'blocks[3].heads', 'blocks[0]', 'a' + '.a' * 100_000])
+def test_what_is_no_key_of_a_config_is_not_set(key):
+    with pytest.raises(LookupError):
+        set_value(shadowed(), key, 3)
+
+
+def test_a_key_of_a_config_is_read_and_set():
+    config = shadowed()
+    set_value(config, 'blocks[0].heads', 4)
+    assert value_at(config, 'blocks[0].heads') == 4 and value_at(config, 'blocks')[0].heads == 4
+    with pytest.raises(TypeError, match='heads'):
+        set_value(config, 'blocks[0].heads', 'four')
+
+
+@pytest.mark.parametrize('folder', ['attnlab', 'configs', 'experiments'])
+def test_nothing_else_takes_attributes_for_keys(folder):
+    files = [file for file in (ROOT / folder).rglob('*.py') if file != ROOT / 'attnlab' / 'config.py']
+    assert not [file for file in files if 'config_path' in file.read_text()]
 
 
 def test_a_class_of_a_config_file_is_refused_where_it_is_written_down(own_process, tmp_path, capsys):

@@ -149,12 +149,12 @@ class Editor:
         stack.check_own()
         depth = stack.depth
         if not 0 <= how.layer < depth:
-            raise UserError(f'layer of Edit is {how.layer}; the model has layers 0 to {depth - 1}')
+            raise UserError(f'--layer is {how.layer}; the model has layers 0 to {depth - 1}')
         if at > asked:
             raise UserError(f'at is {at} and asked {asked}: what is changed must not come after what is asked')
         if how.layer == depth - 1 and at != asked:
             raise UserError(
-                f'layer of Edit is {how.layer}, the last: what it gives token {at} is not read by token {asked}; '
+                f'--layer is {how.layer}, the last: what it gives token {at} is not read by token {asked}; '
                 'choose an earlier one'
             )
         self.model, self.how, self.at = model, how, at

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from attnlab.files import replacing
+from attnlab.train.figures import tick_whole
 
 COLUMNS = 4
 """Panels beside each other."""
@@ -46,7 +47,7 @@ def draw(drawn: Drawn, path: pathlib.Path) -> None:
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator, NullFormatter
+    from matplotlib.ticker import NullFormatter
 
     depth = len(drawn.maps)
     shown = np.unique(np.linspace(0, depth - 1, min(MAPS, depth)).astype(int))
@@ -61,7 +62,7 @@ def draw(drawn: Drawn, path: pathlib.Path) -> None:
         lens.plot(range(depth + 1), drawn.tuned, marker='s', ms=3, lw=1.5, label='tuned lens')
         lens.legend(frameon=False, fontsize=7)
     lens.set(title='predicted from the stream', xlabel='after layers', ylabel='loss')
-    lens.xaxis.set_major_locator(MaxNLocator(integer=True))
+    tick_whole(lens.xaxis)
     for layer, strengths in enumerate(drawn.influences):
         most = max(strengths) or 1.0
         # From 1, so that the token itself is shown on an axis of logarithms.
@@ -83,7 +84,7 @@ def draw(drawn: Drawn, path: pathlib.Path) -> None:
     norms.set(title='size of states', xlabel='position', ylabel='norm')
     most = max((share for arrays in drawn.states for one in arrays.values() for share in one['kept']), default=1.0)
     kept.set(title='kept of a state by a token', xlabel='layer', ylim=(-0.02, 1.05 * max(most, 1.0)))
-    kept.xaxis.set_major_locator(MaxNLocator(integer=True))
+    tick_whole(kept.xaxis)
     if not any(drawn.states):
         for axes in (norms, kept):
             axes.text(0.5, 0.5, 'no state', ha='center', transform=axes.transAxes)

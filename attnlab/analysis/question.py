@@ -8,10 +8,11 @@ from typing import Any
 from attnlab.errors import UserError
 from attnlab.files import check_own, write_results
 from attnlab.models.predictor import Stacked
-from attnlab.runs.loading import Loaded, load_checked
+from attnlab.runs.loading import Loaded, load_run
 from attnlab.tables import Printer, Table
 from attnlab.tasks.task import Batch
 from attnlab.train.rows import rows_of
+from attnlab.train.run import check_data
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +43,16 @@ class Question:
         *,
         ema: bool = False,
         other_data: bool = False,
+        reads_data: bool = True,
     ) -> 'Question':
         """Loads a checkpoint, by default the newest; the split is by default the one that the task is evaluated on.
 
         Raises `UserError` for a run or a checkpoint that does not exist, with `ema` for one without averages, and for
-        changed data unless `other_data` allows them.
+        changed data unless `other_data` allows them, or no rows of them are read.
         """
-        loaded = load_checked(workdir, step, ema=ema, other_data=other_data)
+        loaded = load_run(workdir, step, ema=ema)
+        if reads_data:
+            check_data(workdir, loaded.setup.task.describe(), other=other_data)
         split = loaded.setup.task.evaluated_split if split is None else split
         return cls(workdir, loaded, split, rows, other_data)
 

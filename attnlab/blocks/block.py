@@ -234,7 +234,7 @@ def fed(mlp: Any, x: Sequence, ctx: Context) -> Sequence:
     """What a channel mixer without a state gives; one of experts may draw where tokens go, in training."""
     if isinstance(mlp, MixtureOfExperts):
         # Mixers fold in 2.
-        return mlp(x, None if ctx.deterministic else ctx.fold_in(3).dropout_key, ctx.labels)
+        return mlp(x, None if ctx.deterministic else ctx.fold_in(3).dropout_key, ctx.labels, ctx.segments)
     return mlp(x)
 
 

@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     from attnlab.analysis.question import Question
 
     with printing(values) as printer:
-        named = {'ema': values.ema, 'other_data': values.other_data}
+        named = {'ema': values.ema, 'other_data': values.other_data, 'reads_data': own is None}
         question = Question.of(workdir, values.step, values.split, values.rows, **named)
         _analyse(values, question, printer, numbers, own, others)
     return 0

@@ -74,7 +74,7 @@ def lines(values: flags.FlagValues, name: str) -> tuple[str, ...]:
     """The lines of the file of texts that a flag gives, empty ones left out. Raises `UserError` where there is none."""
     path = required(values, name)
     try:
-        found = tuple(line for line in path.read_text(encoding='utf-8').splitlines() if line)
+        found = tuple(line for line in path.read_text(encoding='utf-8').split('\n') if line)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f'--{name} is {path}, which cannot be read: {error}') from error
     if not found:
@@ -113,13 +113,24 @@ def define_format(values: flags.FlagValues) -> None:
 
 
 @contextlib.contextmanager
-def printing(values: flags.FlagValues) -> 'Iterator[Printer]':
-    """A printer in the format that the flags ask for; closed where the command ends without an error."""
+def printing(values: flags.FlagValues, *, several: bool = False) -> 'Iterator[Printer]':
+    """A printer in the format that the flags ask for; closed where the command ends without an error.
+
+    A command that may be in `several` processes has its tables in the first, which alone prints what was kept.
+    """
     from attnlab.tables import Printer, standard_output
 
     printer = Printer(standard_output(), values.format)
     yield printer
-    printer.close()
+    if not several or is_first_process():
+        printer.close()
+
+
+def is_first_process() -> bool:
+    """Whether this is the first process of a command, of one or several."""
+    import jax
+
+    return jax.process_index() == 0
 
 
 def define_run(values: flags.FlagValues, *, several: bool = False) -> None:

@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     from attnlab.runs.loading import load_run
 
     loaded = load_run(workdir, values.step, ema=values.ema)
-    with printing(values) as printer:
+    with printing(values, several=True) as printer:
         if judging is not None:
             _judge(values, loaded, judging, workdir, printer)
         elif factors:

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from absl import flags
 
-from attnlab.commands.arguments import check_belonging, define_ema, define_run, directory, lines, parsed, start_devices
+from attnlab.commands.arguments import (
+    check_belonging,
+    define_ema,
+    define_run,
+    directory,
+    is_first_process,
+    lines,
+    parsed,
+    start_devices,
+)
 from attnlab.errors import UserError
 from attnlab.tables import visible
 
@@ -62,22 +71,18 @@ def main(argv: list[str]) -> int:
         _print(values.prompt + piece if place == 0 else piece)
     _print('\n')
     note = said.note()
-    if note and _first():
+    if note and is_first_process():
         print(note, file=sys.stderr)
     return 0
 
 
 def _print(text: str) -> None:
-    """Prints what a model writes: to a file as it is, to a terminal without what would speak to it."""
-    if _first():
+    """Prints what a model writes: to a file as it is, to a terminal without what would speak to it.
+
+    Of several processes, which all draw the same, the first prints.
+    """
+    if is_first_process():
         print(visible(text) if sys.stdout.isatty() else text, end='', flush=True)
-
-
-def _first() -> bool:
-    """Whether this process prints: the first of several, which all draw the same."""
-    import jax
-
-    return jax.process_index() == 0
 
 
 def _flags() -> flags.FlagValues:

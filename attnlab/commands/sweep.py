@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -19,6 +19,9 @@ from attnlab.commands.arguments import (
     whole,
 )
 from attnlab.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
 
 HANDED_ON = ('storage', 'platform', 'cpu_devices', 'distributed', 'coordinator', 'processes', 'process')
 """Flags that a sweep hands on to its workers as they were given."""
@@ -47,12 +50,23 @@ def main(argv: list[str]) -> int:
     flags.DEFINE_list(
         'job', [], 'Parameters of submitit, such as gpus_per_node=1,slurm_partition=gpu.', flag_values=values
     )
+    flags.DEFINE_bool(
+        'dry_run',
+        False,
+        'Print the space, trials and steps, and what a trial costs; start nothing.',
+        flag_values=values,
+    )
+    define_format(values)
     if asks_for_help(argv):
         print(help_text('usage: attnlab sweep --config=FILE.py:ARG --study=DIR [--flag=value ...]', values))
         return 0
     from attnlab.configuration import read_config
 
     config = read_config(values, argv, 'sweep')
+    if values.dry_run:
+        return _plan(values, config)
+    if values.format is not None:
+        raise UserError('--format is of tables, which a sweep does not print: it goes with --dry_run, or sweep status')
     from attnlab.sweep import launch
     from attnlab.sweep.splits import said_of, without_own_split
     from attnlab.sweep.study import create_study
@@ -82,6 +96,17 @@ def main(argv: list[str]) -> int:
     where = launch.places(values.workers, devices, launch.host_cores())
     finished = launch.run_processes(study, arguments, where, console, values.storage)
     return 0 if finished else values.stopped_status
+
+
+def _plan(values: flags.FlagValues, config: 'ConfigDict') -> int:
+    """Prints what a sweep would run."""
+    start_devices(values)
+    from attnlab.sweep.plan import print_sweep
+    from attnlab.sweep.sweep import read
+
+    with printing(values) as printer:
+        print_sweep(read(config), printer)
+    return 0
 
 
 def worker(argv: list[str]) -> int:

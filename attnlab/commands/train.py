@@ -45,7 +45,10 @@ def _flags() -> flags.FlagValues:
     flags.DEFINE_string('workdir', None, 'The directory of the run.', flag_values=values)
     flags.DEFINE_bool('dry_run', False, 'Build everything abstractly, print the plan, and stop.', flag_values=values)
     flags.DEFINE_string(
-        'topology', None, 'With --dry_run: devices that are not there, as v5p:4x4x4 or H100x8.', flag_values=values
+        'topology',
+        None,
+        'With --dry_run: devices that are not there, as v5p:4x4x4 or H100x8; GPUs need the plugin for CUDA to compile.',
+        flag_values=values,
     )
     flags.DEFINE_integer(
         'data_workers',
@@ -124,9 +127,8 @@ def _plan_for(values: flags.FlagValues, config: 'ConfigDict') -> int:
     from attnlab.train import devices, topologies
     from attnlab.train.setup import prepare
 
-    devices.start(
-        platform='cpu', cpu_devices=topologies.gpus(values.topology), compilation_cache=values.compilation_cache
-    )
+    # Nothing is kept: JAX reads no program of devices that are not there, and says so each time.
+    devices.start(platform='cpu', cpu_devices=topologies.gpus(values.topology))
     topology = topologies.find(values.topology)
     with printing(values) as printer:
         print_plan_for(prepare(config, topology.devices), topology, printer)

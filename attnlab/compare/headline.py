@@ -144,15 +144,16 @@ def _not_separated(
 
 
 def _against(score: Measured, baselines: Mapping[str, float], digits: int, *, higher: bool) -> list[str]:
-    """The best trivial predictor, where the score is not clearly better."""
+    """The best trivial predictor, where the score is not clearly better: worse, if all of its interval is."""
     if not baselines:
         return []
     name, value = (max if higher else min)(baselines.items(), key=lambda item: item[1])
-    worst = score.low if higher else score.high
-    least = score.mean if worst is None else worst
-    if (least > value) if higher else (least < value):
+    sign = 1 if higher else -1
+    ends = [sign * (score.mean if end is None else end) for end in (score.low, score.high)]
+    if min(ends) > sign * value:
         return []
-    return [f'which is not clearly better than the trivial predictor “{name}”, {value:.{digits}f}']
+    verdict = 'worse' if max(ends) < sign * value else 'not clearly better'
+    return [f'which is {verdict} than the trivial predictor “{name}”, {value:.{digits}f}']
 
 
 def shown_digits(scores: Sequence[Measured]) -> int:

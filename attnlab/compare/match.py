@@ -10,11 +10,10 @@ import pathlib
 from collections.abc import Iterator, Mapping
 
 from ml_collections import ConfigDict
-from ml_collections.config_flags import config_path
 
 from attnlab import files
 from attnlab.compare.measures import Measure, measure
-from attnlab.config import flatten, from_plain, plain, save
+from attnlab.config import flatten, from_plain, plain, save, set_value, value_at
 from attnlab.errors import UserError, nearest
 from attnlab.tables import Column, Printer, Table, digits
 from attnlab.train.setup import prepare
@@ -62,17 +61,15 @@ class Knob:
 
     def value(self, config: ConfigDict) -> int | None:
         """What the config has; `None` where that follows from other sizes."""
-        return config_path.get_value(self.keys[0], config)
+        return value_at(config, self.keys[0])
 
     def apply(self, config: ConfigDict, value: int) -> ConfigDict:
         """The config with the number in each of its keys."""
         copy = from_plain(plain(config))
         for key in self.following:
-            config_path.set_value(
-                key, copy, config_path.get_value(key, config) * value // (self.value(config) or value)
-            )
+            set_value(copy, key, value_at(config, key) * value // (self.value(config) or value))
         for key in self.keys:
-            config_path.set_value(key, copy, value)
+            set_value(copy, key, value)
         return copy.lock()
 
 
@@ -293,11 +290,11 @@ def _width(config: ConfigDict, knobs: dict[str, Knob], bench: _Bench, multiples:
     """The width, in the smallest step that leaves models that can be built; more than one head keep their channels."""
     now = config.model.dim
     keys = knobs['heads'].keys if 'heads' in knobs and knobs['heads'].name == 'heads' else ()
-    following = tuple(key for key in keys if config_path.get_value(key, config) not in (None, 1))
-    heads = [config_path.get_value(key, config) for key in following]
+    following = tuple(key for key in keys if value_at(config, key) not in (None, 1))
+    heads = [value_at(config, key) for key in following]
     if _pyramidal(config):
         hidden = (f'model.{key}' for key in flatten(config.model) if key.endswith(HIDDEN))
-        following += tuple(key for key in hidden if config_path.get_value(key, config) is not None)
+        following += tuple(key for key in hidden if value_at(config, key) is not None)
     least = math.lcm(multiples.width, *(now // math.gcd(now, count) for count in heads))
     for factor in (1, 2, 4, 8, 16, 32):
         knob = Knob('width', ('model.dim',), least * factor, following)

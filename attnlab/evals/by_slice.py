@@ -14,7 +14,7 @@ from attnlab.evals.request import Request
 from attnlab.evals.totals import curve, totals
 from attnlab.metrics import PRODUCTS, Average
 from attnlab.tables import Column, Interval, Table, plus_minus
-from attnlab.tasks.task import Slice, Sliced
+from attnlab.tasks.task import Placed, Slice, Sliced
 from attnlab.train.figures import length_curves, position_curves
 from attnlab.train.setup import Setup
 
@@ -31,7 +31,7 @@ TRAINED = '1x'
 """The slice of the training length."""
 
 POSITION = 'position_'
-"""The prefix of metrics that have one value per label."""
+"""The prefix of metrics that have one value per label or other place."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,20 +41,25 @@ class SlicedEvaluation:
     Attributes:
       numbers: means by `slice/metric`; of proportions such as `1x/accuracy` also the ends of the interval over the
         examples, `1x/accuracy_low` and `1x/accuracy_high`, and the number of these, `1x/examples`.
-      curves: means by label, by metric and slice.
+      curves: means by label or other place, by metric and slice.
+      place: what a place of a curve is called.
+      places: what those of the slice of the training length are.
     """
 
     numbers: Mapping[str, float]
     curves: Mapping[str, Mapping[str, np.ndarray]]
+    place: str = 'label'
+    places: str = 'labels in training'
 
     def draw(self, folder: pathlib.Path) -> None:
-        """Writes a figure for every metric that has curves of more than one label, and one of all metrics by length."""
+        """Writes a figure for every metric that has curves of more than one place, and one of all metrics by length."""
         for metric, curves in self.curves.items():
             longer = {name: values for name, values in curves.items() if len(values) > 1}
             if longer:
                 trained = len(longer[TRAINED]) if TRAINED in longer else None
                 path = folder / f'{POSITION}{metric}.png'
-                position_curves(longer, path, trained=trained, x='label', y=metric.replace('_', ' '))
+                y = metric.replace('_', ' ')
+                position_curves(longer, path, trained=trained, mark=self.places, x=self.place, y=y)
         lengths = self.by_length()
         if lengths and len(next(iter(lengths.values()))) > 1:
             length_curves(lengths, folder / 'lengths.png')
@@ -137,7 +142,8 @@ class BySlice:
                     ends = zip(ENDS, (measured.low, measured.high), strict=True)
                     numbers |= {f'{name}/{metric}{end}': value for end, value in ends}
                     numbers[f'{name}/{EXAMPLES}'] = float(measured.n)
-        return SlicedEvaluation(numbers, curves)
+        named = {'place': setup.task.place, 'places': setup.task.places} if isinstance(setup.task, Placed) else {}
+        return SlicedEvaluation(numbers, curves, **named)
 
     def _slices(self, setup: Setup) -> dict[str, Slice]:
         if not isinstance(setup.task, Sliced):

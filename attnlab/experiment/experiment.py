@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from attnlab.configuration import load_module, raised
 from attnlab.errors import UserError, nearest, of_the_machine
 from attnlab.runs.loading import Loaded
-from attnlab.train.report import read_lines
+from attnlab.train.report import read_lines, speeds
 
 SIZES = ('cpu', 'full')
 """How large an experiment is: minutes on 2 cores, or what the question deserves, on an accelerator."""
@@ -81,7 +81,7 @@ class Finished:
     @property
     def tokens_per_second(self) -> float:
         """The speed of training, the median over what was reported."""
-        return float(np.median([line['tokens_per_second'] for line in read_lines(self.workdir / 'speed.jsonl')]))
+        return float(np.median(speeds(self.workdir)))
 
 
 @dataclasses.dataclass(frozen=True)

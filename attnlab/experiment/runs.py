@@ -126,7 +126,7 @@ def report_experiment(experiment: Experiment, workdirs: pathlib.Path, command: s
     """
     runs = experiment.runs()
     paths = [experiment.workdir(each, workdirs) / MEASURED for each in runs]
-    found, planned = [json.loads(path.read_text()) for path in paths if path.exists()], len(runs)
+    found, planned = [json.loads(files.read_text(path)) for path in paths if path.exists()], len(runs)
     kept: Measurements = {}
     if not found:
         kept = written_results(experiment)

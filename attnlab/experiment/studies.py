@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
+from optuna.trial import TrialState
 from rich.console import Console
 
 from attnlab import files
@@ -49,7 +50,7 @@ from attnlab.experiment.results import (
 from attnlab.experiment.runs import check_config
 from attnlab.runs.record import read_record
 from attnlab.sweep import launch
-from attnlab.sweep.study import Parts, Study, create_study
+from attnlab.sweep.study import Parts, Study, create_study, read_study
 from attnlab.sweep.sweep import read
 from attnlab.sweep.trial import check_metric
 
@@ -118,7 +119,8 @@ def report_studies(experiment: Experiment, workdirs: pathlib.Path, command: str,
     """Writes the results, the figure, the README's tables and the pages.
 
     Where no study is here, the figure and the tables are made again from `results/SIZE.json`, with what trivial
-    predictors reach where it has none. Raises `UserError` where there is neither, and for a study without a trial.
+    predictors reach where it has none. Raises `UserError` where there is neither, and for a study without a trial that
+    could be built.
     """
     folders = _folders(experiment, workdirs)
     if not any(folder.exists() for folder in folders):
@@ -132,7 +134,7 @@ def report_studies(experiment: Experiment, workdirs: pathlib.Path, command: str,
         return
     missing = [folder for folder in folders if not _begun(folder)]
     if missing:
-        raise UserError(f'{missing[0]} is no study with a trial yet: run the experiment first')
+        raise UserError(_without_trial(missing[0]))
     reports: dict[str, Any] = {}
     studies: list[Measurements] = []
     for report in dict.fromkeys(folder.parent for folder in folders):
@@ -271,7 +273,7 @@ def _folders(experiment: Experiment, workdirs: pathlib.Path) -> dict[pathlib.Pat
 def _run(study: Study, workers: int, console: Console) -> None:
     began, path = time.perf_counter(), study.folder / SECONDS
     arguments = [f'--study={study.folder}', '--compilation_cache=~/.cache/attnlab/compiled']
-    before = json.loads(path.read_text()) if path.exists() else 0.0
+    before = json.loads(files.read_text(path)) if path.exists() else 0.0
     try:
         launch.run_processes(study, arguments, launch.places(workers, [], launch.host_cores()), console)
     finally:
@@ -283,11 +285,21 @@ def _begun(folder: pathlib.Path) -> list[pathlib.Path]:
     return sorted(path.parent for path in folder.glob('trials/*/run.json'))
 
 
+def _without_trial(folder: pathlib.Path) -> str:
+    """Why no trial of a study has been prepared: none has begun, or none could be built."""
+    study = read_study(folder) if (folder / 'sweep.json').exists() else None
+    failed = [] if study is None else [trial for trial in study.trials() if trial.state == TrialState.FAIL]
+    if not failed:
+        return f'{folder} is no study with a trial yet: run the experiment first'
+    reason = failed[0].user_attrs.get('reason', 'no known reason')
+    return f'no trial of {folder} could be built, the first for this: {reason}'
+
+
 def _made(folder: pathlib.Path) -> Measurements:
     """What a study was made with, for `provenance`; where what ran it was killed each time, it left no time."""
     made = {**read_record(_begun(folder)[0]).facts, 'cores': os.cpu_count()}
     path = folder / SECONDS
-    return {'made': made, 'seconds': json.loads(path.read_text()) if path.exists() else None}
+    return {'made': made, 'seconds': json.loads(files.read_text(path)) if path.exists() else None}
 
 
 def _table(report: str, found: Comparison) -> str:

@@ -87,7 +87,9 @@ def _extend(cache: KeyValueCache, new: Any, reach: Reach) -> tuple[Any, Int[Arra
             raise UserError(
                 f'{steps} tokens do not fit in a state of length {slots}; init_state needs a greater length'
             )
-        entries = jax.tree.map(functools.partial(_write, cache.consumed), cache.entries, new)
+        written = jax.tree.map(functools.partial(_write, cache.consumed), cache.entries, new)
+        # XLA would else write once more for the products that read them, on CPU into copies of the whole cache.
+        entries = jax.lax.optimization_barrier(written)
         return entries, slot_tokens(consumed, slots, slots), KeyValueCache(entries, consumed)
 
     tokens = cache.consumed + jnp.arange(steps, dtype=jnp.int32)

@@ -40,6 +40,7 @@ class Mixer(Module):
 
         With `state=None` the sequence starts afresh and `None` is returned for the state. Given a state it goes on
         where that state stopped, by any number of steps, and returns the advanced state: same structure, same shapes.
+        A call of no tokens, as a piece of a text may have none, gives back what it was given, and does not run.
         """
 
     @property
@@ -49,7 +50,10 @@ class Mixer(Module):
 
     @abc.abstractmethod
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> State:
-        """Returns the state before the first token, able to hold `length` tokens, activations of type `dtype`."""
+        """Returns the state before the first token, able to hold `length` tokens, activations of type `dtype`.
+
+        What of it has no axis depends on the number of tokens alone.
+        """
 
 
 NO_STREAM = 'a bidirectional mixer cannot be streamed: the first token sees the last'
@@ -119,11 +123,15 @@ def _checked_sizes(init_state: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The same `__call__`, which checks its arguments first."""
+    """The same `__call__`, which checks its arguments first, and is not asked about no tokens."""
 
     @functools.wraps(call)
     def checked_call(self: Any, x: Any, ctx: Any, state: Any = None) -> Any:
         check_input(type(self).__name__, x, ctx)
+        if not x.shape[1]:
+            if state is not None:
+                check_state(self, x, state)
+            return x, state
         if state is None:
             return call(self, x, ctx, None)
         try:

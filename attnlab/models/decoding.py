@@ -1,7 +1,8 @@
 """Other ways to continue a text than freely and alone: many prompts, beams, contrastive, with a draft, constrained.
 
 Every function reads a prompt once and keeps the states of the mixers. Continuations that go on side by side are a
-leading axis, each with its own state and position (`jax.vmap`), so that prompts may differ in length.
+leading axis (`jax.vmap`). What of a state has no axis counts tokens: where all have read equally many it is one number
+for all, so that what a mixer does once in many tokens is done then, and not at every token for some of the streams.
 """
 
 import functools
@@ -35,9 +36,8 @@ class Reader:
             raise UserError('this model does not read tokens one by one, so it cannot generate')
         self._model = model
         self._graphdef, self._variables = nnx.split(model)
-        read = functools.partial(_read, self._graphdef)
-        self._read = jit(read)
-        self._step = jit(jax.vmap(read, in_axes=(None, 0, 0, 0)))
+        self._read = jit(functools.partial(_read, self._graphdef))
+        self._step = jit(functools.partial(_step, self._graphdef))
 
     def start(self, capacity: int) -> State:
         """The state of one stream before its first token."""
@@ -48,7 +48,10 @@ class Reader:
         return self._read(self._variables, jnp.asarray(tokens, jnp.int32), state, jnp.int32(position))
 
     def step(self, tokens: Array, states: State, positions: Array) -> tuple[Array, Array, State]:
-        """Reads a token of every stream: hidden states `n d`, logits `n o`, and the states."""
+        """Reads a token of every stream: hidden states `n d`, logits `n o`, and the states.
+
+        States are those of `_side_by_side`; positions are `n`, or one for all streams where these have one count.
+        """
         hidden, logits, states = self._step(self._variables, tokens[:, None], states, positions)
         return hidden[:, 0], logits[:, 0], states
 
@@ -59,6 +62,28 @@ def _read(
     model = nnx.merge(graphdef, variables)
     hidden, state = model.hidden(tokens[None], Context.full(1, tokens.shape[0], start=position), state)
     return hidden[0], model.logits(hidden[0]), state
+
+
+def _step(
+    graphdef: nnx.GraphDef, variables: nnx.State, tokens: Int[Array, 'n t'], states: State, positions: Array
+) -> tuple[Float[Array, 'n t d'], Float[Array, 'n t o'], State]:
+    """Reads tokens of several streams; what has no axis is one for all of them, before and after."""
+    axes = jax.tree.map(lambda leaf: 0 if leaf.ndim else None, (states, positions))
+    read = jax.vmap(functools.partial(_read, graphdef), in_axes=(None, 0, *axes), out_axes=(0, 0, axes[0]))
+    return read(variables, tokens, states, positions)
+
+
+def _side_by_side(states: Sequence[State], *, together: bool) -> State:
+    """The states of several streams as one, each with an axis of streams before its own.
+
+    Without it is what had no axis, where the streams have read equally many tokens, which is `together`.
+    """
+    return jax.tree.map(lambda *each: each[0] if together and not each[0].ndim else jnp.stack(each), *states)
+
+
+def _of_streams(states: State, streams: int | Int[Array, 'n']) -> State:
+    """The states of one stream, or of some, of those side by side."""
+    return jax.tree.map(lambda leaf: leaf[streams] if leaf.ndim else leaf, states)
 
 
 def generate_many(
@@ -72,15 +97,18 @@ def generate_many(
 ) -> Int[np.ndarray, 'n t']:
     """Continues several prompts by `steps` tokens each, side by side.
 
-    The draws of a prompt depend on the seed and its place among the prompts. Raises `UserError` for a model that cannot
-    generate.
+    The draws of a prompt depend on the seed and its place among the prompts. Prompts of several lengths do not begin
+    blocks of Hyena together, which then makes its filter for all slots at every token. Raises `UserError` for a model
+    that cannot generate.
     """
     reader = Reader(model, jit)
-    capacity = max(map(len, prompts)) + steps
+    lengths = list(map(len, prompts))
+    capacity = max(lengths) + steps
     read = [reader.read(prompt, reader.start(capacity), 0) for prompt in prompts]
     logits = jnp.stack([each[1][-1] for each in read])
-    states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(each[2] for each in read))
-    positions = jnp.asarray([len(prompt) for prompt in prompts], jnp.int32)
+    together = len(set(lengths)) == 1
+    states = _side_by_side([each[2] for each in read], together=together)
+    positions = jnp.asarray(lengths[0] if together else lengths, jnp.int32)
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), jnp.arange(len(prompts)))
     draw = jit(jax.vmap(lambda row, key: sampling.draw(row[None], key)[0]))
     drawn: list[Array] = []
@@ -102,18 +130,18 @@ def beam_search(
     """
     reader = Reader(model, jit)
     _, logits, state = reader.read(prompt, reader.start(len(prompt) + steps), 0)
-    states = jax.tree.map(lambda leaf: jnp.stack([leaf] * width), state)
+    states = _side_by_side([state] * width, together=True)
     # All beams are the same one at first, of which one counts.
     totals = jnp.where(jnp.arange(width) == 0, 0.0, -jnp.inf)
     logits = jnp.broadcast_to(logits[-1], (width, logits.shape[-1]))
     found = np.zeros((width, 0), np.int32)
     for index in range(steps):
         if index:
-            positions = jnp.full(width, len(prompt) + index - 1, jnp.int32)
-            _, logits, states = reader.step(jnp.asarray(found[:, -1]), states, positions)
+            position = jnp.int32(len(prompt) + index - 1)
+            _, logits, states = reader.step(jnp.asarray(found[:, -1]), states, position)
         totals, places = jax.lax.top_k((totals[:, None] + jax.nn.log_softmax(logits, axis=-1)).reshape(-1), width)
         parents, tokens = jnp.divmod(places, logits.shape[-1])
-        states = jax.tree.map(lambda leaf, parents=parents: leaf[parents], states)
+        states = _of_streams(states, parents)
         found = np.concatenate([found[np.asarray(parents)], np.asarray(tokens, np.int32)[:, None]], axis=1)
     return found[0], float(totals[0])
 
@@ -142,14 +170,13 @@ def contrastive_search(
     for index in range(steps):
         count = min(candidates, len(logits))
         weights, tokens = jax.lax.top_k(jax.nn.softmax(logits), count)
-        states = jax.tree.map(lambda leaf, count=count: jnp.stack([leaf] * count), state)
-        positions = jnp.full(count, len(prompt) + index, jnp.int32)
-        hidden, following, states = reader.step(tokens.astype(jnp.int32), states, positions)
+        states, position = _side_by_side([state] * count, together=True), jnp.int32(len(prompt) + index)
+        hidden, following, states = reader.step(tokens.astype(jnp.int32), states, position)
         directions = _directions(hidden)
         alike = np.max(directions @ before.T, axis=1)
         chosen = int(np.argmax((1 - penalty) * np.asarray(weights) - penalty * alike))
         before = np.concatenate([before, directions[chosen : chosen + 1]])
-        state, logits = jax.tree.map(lambda leaf, chosen=chosen: leaf[chosen], states), following[chosen]
+        state, logits = _of_streams(states, chosen), following[chosen]
         yield int(tokens[chosen])
 
 

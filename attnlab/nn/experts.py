@@ -11,6 +11,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from attnlab.context import PADDING
 from attnlab.errors import UserError
 from attnlab.functional import experts
 from attnlab.functional.penalty import penalised
@@ -20,7 +21,7 @@ from attnlab.nn.core_units import CoreUnit
 from attnlab.nn.mlps import GatedMLP
 from attnlab.nn.parameter import param
 from attnlab.signature import checked_fields
-from attnlab.typing import DropoutKey, Sequence
+from attnlab.typing import DropoutKey, Segments, Sequence
 
 EPS = 1e-12
 """Below a squared distance, whose root is differentiated."""
@@ -224,7 +225,7 @@ class Routing(NamedTuple):
       kept: which of them have room.
       load: how many tokens were sent to each expert, those without room too.
       dropped: how many of them had no room.
-      penalty: of the router, a sum over tokens.
+      penalty: of the router, a sum over tokens that are no padding.
     """
 
     experts: Int[Array, '*n k']
@@ -241,7 +242,7 @@ class MixtureOfExperts(Module):
     `w` are the gate's affinities of the k best, over their sum where k is more than 1 (over all experts, where it
     is 1, so that the gate learns). Equal affinities are taken in the order of the experts. The router computes in
     float32. Training adds the gradients of `balance E sum_e share_e mean(p_e)`, with `share` the part of the choices
-    that fell on e, and of `z_loss (log sum exp(scores))^2`, both as means over tokens, padding too.
+    that fell on e, and of `z_loss (log sum exp(scores))^2`, both as means over tokens that are no padding.
     With a `capacity` an expert takes `ceil(capacity k n / E)` of the n tokens of a batch, first choices first and then
     in their order; what has no room adds nothing, and is counted by `routing`. Then tokens depend on others of
     their batch, and rows cannot be told apart. Nothing of a choice is kept between calls: in streaming the n tokens are
@@ -312,20 +313,30 @@ class MixtureOfExperts(Module):
         # A token chooses an expert once, so that room for all tokens is room for all choices.
         return self.capacity is not None and self.capacity * self.active < self.experts
 
-    def __call__(self, x: Sequence, key: DropoutKey | None = None, labels: Float[Array, ''] | None = None) -> Sequence:
+    def __call__(
+        self,
+        x: Sequence,
+        key: DropoutKey | None = None,
+        labels: Float[Array, ''] | None = None,
+        segments: Segments | None = None,
+    ) -> Sequence:
         """The mixture; a gate that draws noise in training draws it from `key`, and none without one.
 
-        `labels` is that of the context, which the penalty of the router needs (`attnlab.functional.penalty`).
+        `labels` and `segments` are those of the context, which the penalty of the router needs
+        (`attnlab.functional.penalty`).
         """
-        routing = self.routing(x, key)
+        real = None if segments is None else segments != PADDING
+        routing = self.routing(x, key, real)
         networks = (self.gates[...].astype(x.dtype), self.up[...].astype(x.dtype), self.down[...].astype(x.dtype))
         activation = activation_called(self.activation)
         y = experts.mixed(x, routing.experts, routing.weights, routing.kept, networks, activation=activation)
         y = y if self.shared is None else y + self.shared(x)
-        return penalised(y, routing.penalty, x[..., 0].size, labels)
+        return penalised(y, routing.penalty, x[..., 0].size if real is None else jnp.sum(real), labels)
 
-    def routing(self, x: Float[Array, '*n d'], key: DropoutKey | None = None) -> Routing:
-        """Where the tokens go, and how many found no room; `key` as in a call."""
+    def routing(
+        self, x: Float[Array, '*n d'], key: DropoutKey | None = None, real: Bool[Array, '*n'] | None = None
+    ) -> Routing:
+        """Where the tokens go, and how many found no room; `key` as in a call, `real` those that are no padding."""
         self.check_width(x, self.router.shape[1])
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         with jax.default_matmul_precision('highest'):
@@ -334,6 +345,7 @@ class MixtureOfExperts(Module):
             if key is not None:
                 scores = self.gate.drawn(scores, wide, weight, key)
         affinities = self.gate.affinities(scores)
+        real = jnp.ones_like(scores[..., 0], jnp.bool_) if real is None else real
         # Not `top_k`, for which XLA gathers the rows of all devices.
         chosen = jnp.argsort(affinities, axis=-1, stable=True, descending=True)[..., : self.active]
         weights = jnp.take_along_axis(affinities, chosen, axis=-1)
@@ -347,7 +359,7 @@ class MixtureOfExperts(Module):
             kept,
             load,
             jnp.sum(~kept, dtype=jnp.int32),
-            self._penalty(scores, affinities, load),
+            self._penalty(scores, affinities, chosen, real),
         )
 
     def _kept(self, chosen: Int[Array, '*n k'], load: Int[Array, ' e']) -> Bool[Array, '*n k']:
@@ -362,10 +374,16 @@ class MixtureOfExperts(Module):
         return experts.back(queue < room, order, flat.shape).reshape(chosen.shape)
 
     def _penalty(
-        self, scores: Float[Array, '*n e'], affinities: Float[Array, '*n e'], load: Int[Array, ' e']
+        self,
+        scores: Float[Array, '*n e'],
+        affinities: Float[Array, '*n e'],
+        chosen: Int[Array, '*n k'],
+        real: Bool[Array, '*n'],
     ) -> Float[Array, '']:
-        """Sums over tokens of both penalties."""
-        share = load.astype(scores.dtype) / (scores[..., 0].size * self.active)
-        uneven = self.experts * jnp.sum(share * jnp.sum(affinities, axis=tuple(range(affinities.ndim - 1))))
-        large = jnp.sum(jnp.square(jax.nn.logsumexp(scores, axis=-1)))
+        """Sums over real tokens of both penalties."""
+        tokens = tuple(range(real.ndim))
+        sent = jnp.sum(jax.nn.one_hot(chosen, self.experts, dtype=scores.dtype), axis=-2)
+        share = jnp.sum(sent, axis=tokens, where=real[..., None]) / (jnp.maximum(jnp.sum(real), 1) * self.active)
+        uneven = self.experts * jnp.sum(share * jnp.sum(affinities, axis=tokens, where=real[..., None]))
+        large = jnp.sum(jnp.square(jax.nn.logsumexp(scores, axis=-1)), where=real)
         return self.balance * uneven + self.z_loss * large

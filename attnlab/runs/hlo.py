@@ -13,7 +13,10 @@ CALLS = ('while', 'conditional', 'call')
 
 _COMPUTATION = re.compile(r'^(ENTRY )?%?([\w.\-]+) .*\{$')
 _INSTRUCTION = re.compile(r'^\s*(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][a-z\-]*)\((.*)$')
-_CALLED = re.compile(r'(?:body|condition|to_apply|calls|branch_computations|called_computations)=(\{[^}]*}|%?[\w.\-]+)')
+_CALLED = re.compile(
+    r'(?:body|condition|to_apply|calls|(?:true|false)_computation|(?:branch|called)_computations)=(\{[^}]*}|%?[\w.\-]+)'
+)
+_TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"}')
 _COUNTER = re.compile(r'[su](32|64)\[]')
 _ARRAY = re.compile(r'(pred|[a-z]+(\d+)\w*)\[([\d,]*)](\{[^}]*\})?')
 _OTHER_MEMORY = re.compile(r'S\([1-9]\d*\)')
@@ -130,6 +133,9 @@ def _iterations(loop: Instruction, within: Computation, program: dict[str, Compu
     """How often one execution of an instruction runs what it calls."""
     if loop.operation != 'while':
         return 1
+    # Compilers for GPUs say it, and compare in a fusion.
+    if (turns := _TURNS.search(loop.rest)) is not None:
+        return int(turns[1])
     condition, body = (program[loop.attribute(name) or ''] for name in ('condition', 'body'))
     limits = [found for inner in condition.values() if (found := _number(inner.name, condition)) is not None]
     if len(limits) != 1:

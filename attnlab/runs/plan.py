@@ -55,10 +55,11 @@ def print_plan_for(setup: Setup, topology: Topology, printer: Printer) -> None:
     if not topology.compiles:
         printer.table(memory_table(setup, None))
         printer.line(f'lowered for {topology.name}; not known without its compiler: temporaries, collectives')
+        printer.line(f'its compiler: {topology.lacks}')
         printer.table(roofline_table(setup, topology, executed, None, None if setup.mesh.size > 1 else []))
         return
     try:
-        compiled = lowered.compile()
+        compiled: Any = topology.compile(lowered)
     except jax.errors.JaxRuntimeError as error:
         if 'RESOURCE_EXHAUSTED' not in str(error):
             raise
@@ -67,6 +68,11 @@ def print_plan_for(setup: Setup, topology: Topology, printer: Printer) -> None:
     text = compiled.as_text()
     exchanged = exchanges(text)
     printer.table(memory_table(setup, memory))
+    if topology.measures:
+        printer.line(
+            'algorithms of products are those without a device: a run measures which are fastest, and its temporaries '
+            'may be others'
+        )
     printer.table(exchange_table(exchanged))
     printer.table(roofline_table(setup, topology, executed, traffic(text), exchanged))
     needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes

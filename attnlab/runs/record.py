@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from attnlab.errors import UserError
 from attnlab.evals.measured import NORMAL, Kind, Measured
 from attnlab.train import run
-from attnlab.train.report import read_lines
+from attnlab.train.report import read_lines, speeds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,13 +124,12 @@ def read_record(workdir: pathlib.Path) -> Record:
     config, starts = run.saved_config(workdir), run.starts(workdir)
     if not starts:
         raise UserError(f'{workdir} is a run that never started: it holds no run.json')
-    lines = read_lines(workdir / 'metrics.jsonl')
-    speeds = [line['tokens_per_second'] for line in read_lines(workdir / 'speed.jsonl')]
+    lines, reported = read_lines(workdir / 'metrics.jsonl'), speeds(workdir)
     return Record(
         folder=workdir,
         config=config,
         step=max((line['step'] for line in lines), default=0),
         last={name: float(value) for name, value in newest(lines).items() if name != 'step'},
         facts=starts[-1],
-        tokens_per_second=float(np.median(speeds)) if speeds else None,
+        tokens_per_second=float(np.median(reported)) if reported else None,
     )

@@ -13,6 +13,9 @@ _NOTHING = frozenset(
 _BOOKKEEPING = ('ConcatBitcast', 'AllocateBuffer', 'AssumeGatherIndicesInBound', 'Sharding')
 """Custom calls that move no bytes."""
 
+_LIBRARIES = ('custom_call_target="__cublas', 'custom_call_target="__cudnn')
+"""Calls of libraries on GPUs: the last of several results is memory that they work in."""
+
 _PARTS = ('dynamic-slice', 'slice', 'gather')
 """Operations that read of their first operand as much as they return."""
 
@@ -39,8 +42,10 @@ def _moved(instruction: Instruction, within: Computation, program: dict[str, Com
         return 0
     results, operands = instruction.arrays, [within[name].arrays for name in instruction.operands if name in within]
     given = [array for arrays in operands for array in arrays]
-    if operation == 'fusion' and instruction.called and instruction.called[0] in program:
-        return _fused(instruction, operands, program)
+    if operation in ('fusion', 'fusion-start') and instruction.called and instruction.called[0] in program:
+        # The type of an asynchronous one has its operands before its results, and a counter after them.
+        results = results[len(given) : -1] if operation == 'fusion-start' else results
+        return _fused(instruction, results, operands, program)
     if operation == 'slice-start':
         part = results[1].bytes
         return part * (results[0].main + results[1].main)
@@ -50,7 +55,14 @@ def _moved(instruction: Instruction, within: Computation, program: dict[str, Com
         return sum(array.bytes * (array.main + given[0].main) for array in results)
     if operation == 'dynamic-update-slice':
         return given[1].bytes * (given[1].main + results[0].main)
+    results = tuple(array for place, array in enumerate(results) if not _worked_in(instruction, place))
     return sum(array.bytes for array in (*given, *results) if array.main)
+
+
+def _worked_in(instruction: Instruction, place: int) -> bool:
+    """Whether an element of a result is memory for a library to work in."""
+    library = instruction.operation == 'custom-call' and any(name in instruction.rest for name in _LIBRARIES)
+    return library and 0 < place == len(instruction.arrays) - 1
 
 
 def _books(instruction: Instruction) -> bool:
@@ -61,7 +73,12 @@ def _calls(instruction: Instruction, target: str) -> bool:
     return instruction.operation == 'custom-call' and f'custom_call_target="{target}"' in instruction.rest
 
 
-def _fused(instruction: Instruction, operands: list[tuple[hlo.Array, ...]], program: dict[str, Computation]) -> int:
+def _fused(
+    instruction: Instruction,
+    results: tuple[hlo.Array, ...],
+    operands: list[tuple[hlo.Array, ...]],
+    program: dict[str, Computation],
+) -> int:
     """The bytes that a fusion moves; what it hands on where it lay, as a gather that goes on meanwhile, moves none."""
     fused = program[instruction.called[0]]
     root = _root(fused)
@@ -71,11 +88,19 @@ def _fused(instruction: Instruction, operands: list[tuple[hlo.Array, ...]], prog
     for place, arrays in enumerate(operands):
         if all(array.main for array in arrays):
             moved += min(_read(place, fused, program), sum(array.bytes for array in arrays))
-    given = [fused[name] for name in root.operands] if root.operation == 'tuple' else [root] * len(instruction.arrays)
-    for place, (array, inner) in enumerate(zip(instruction.arrays, given, strict=False)):
-        if array.main and not (place in instruction.aliased and _handed_on(inner)):
+    given = [fused[name] for name in root.operands] if root.operation == 'tuple' else [root] * len(results)
+    for place, (array, inner) in enumerate(zip(results, given, strict=False)):
+        handed_on = place in instruction.aliased and _handed_on(inner)
+        if array.main and not handed_on and not _works(inner, place, fused):
             moved += min(_written(inner, fused, program), array.bytes)
     return moved
+
+
+def _works(inner: Instruction, place: int, fused: Computation) -> bool:
+    """Whether what a fused computation gives back in a place is memory for a library to work in."""
+    if inner.operation == 'get-tuple-element':
+        return _worked_in(fused[inner.operands[0]], int(inner.attribute('index') or 0))
+    return _worked_in(inner, place)
 
 
 def _root(fused: Computation) -> Instruction:

@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -101,7 +102,7 @@ def run_processes(
     """Runs workers as processes; returns whether the sweep and its confirmation have finished.
 
     A worker killed by a signal (out of memory, or by hand) is restarted and resumes its trial, but not when it died
-    `DEATHS` times in a row while no trial began or ended. One that failed logs the reason in `logs/worker-I.txt`.
+    `DEATHS` times in a row while no trial began or ended. One that failed logs the reason in `logs/worker-HOST-I.txt`.
     Workers save and stop when this process ends, however it ends.
     Raises `UserError` with the last lines of those that failed.
     """
@@ -138,7 +139,7 @@ class _Worker:
         self._parts = parts
         self._begun: list[Any] = []
         self._deaths = 0
-        self._log = folder / 'logs' / f'worker-{index}.txt'
+        self._log = folder / 'logs' / f'worker-{socket.gethostname()}-{index}.txt'
         self._log.parent.mkdir(exist_ok=True)
         self._output = stack.enter_context(files.appending(self._log))
         self._argv = [*argv, '--tied']

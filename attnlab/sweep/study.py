@@ -24,7 +24,6 @@ from typing import Any
 
 import optuna
 from ml_collections import ConfigDict
-from ml_collections.config_flags import config_path
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
@@ -32,7 +31,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from attnlab import config as configs
 from attnlab import files
-from attnlab.config import from_plain, plain, save
+from attnlab.config import from_plain, plain, save, value_at
 from attnlab.errors import UserError
 from attnlab.locks import Lock
 from attnlab.sweep.database import open_database
@@ -136,7 +135,7 @@ class Study:
 
     def setting(self, trial: FrozenTrial, key: str) -> Any:
         """What a key of a trial's run config is, set by the trial or by the base."""
-        return self.settings(trial).get(key, config_path.get_value(key, self.sweep.base))
+        return self.settings(trial).get(key, value_at(self.sweep.base, key))
 
     def workdir(self, number: int) -> pathlib.Path:
         """The run directory of a trial."""
@@ -331,6 +330,8 @@ def _storage(
     if storage is not None:
         return open_database(storage) if within is None else within.storage
     path = folder / JOURNAL
+    if path.exists():
+        files.reading(path).close()
     try:
         return JournalStorage(backend(str(path)))
     except (ValueError, KeyError, TypeError, AssertionError, RecursionError) as error:
@@ -360,7 +361,7 @@ def _checked(folder: pathlib.Path, config: ConfigDict, opened: BaseStorage, name
         raise UserError(f'the database has a study {name} of another sweep ({differing[0]}): choose another --study')
     if not (folder / HOME).exists():
         raise UserError(f'{folder} lacks its file {HOME!r}: it was not copied completely; copy all of the study')
-    return Study(folder, read(config), opened, name, (folder / HOME).read_text().strip())
+    return Study(folder, read(config), opened, name, files.read_text(folder / HOME).strip())
 
 
 def confirmation(study: Study, storage: str | None) -> Study | None:

@@ -6,9 +6,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
-from ml_collections.config_flags import config_path
 
-from attnlab.config import build, check_keys, flatten, from_plain, plain, spec
+from attnlab.config import build, check_keys, flatten, from_plain, plain, set_value, spec
 from attnlab.errors import UserError, nearest
 from attnlab.evals.measured import goal_of
 from attnlab.signature import check_type
@@ -226,9 +225,8 @@ def with_settings(base: ConfigDict, settings: Mapping[str, Any]) -> ConfigDict:
     config = from_plain(plain(base))
     for key, value in settings.items():
         try:
-            config_path.get_value(key, config)
-            config_path.set_value(key, config, value)
-        except (AttributeError, KeyError, IndexError, ValueError) as error:
+            set_value(config, key, value)
+        except LookupError as error:
             raise UserError(f'the base config has no key {key}{nearest(key, flatten(base))}') from error
         except TypeError as error:
             raise UserError(f'the space sets {key} to {value!r}: {error}') from error

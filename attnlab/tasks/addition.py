@@ -63,7 +63,7 @@ class Addition:
 
     def describe(self) -> dict[str, Any]:
         """The table: all that the splits depend on but the version of numpy, which run.json has."""
-        return {'source': 'modular addition', 'table': repr(self.table)}
+        return {'source': 'modular addition', 'table': self.table.name, 'content': self.table.content}
 
     def save(self, folder: pathlib.Path) -> None:
         """Writes nothing: the config holds everything."""

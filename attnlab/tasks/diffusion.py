@@ -106,6 +106,11 @@ class Diffusion(ImageTask):
     def __post_init__(self) -> None:
         if self.given not in ('nothing', 'label'):
             raise UserError(f'given of Diffusion is {self.given!r}; it must be nothing or label')
+        if self.given == 'label' and self.data.kind.dense:
+            raise UserError(
+                'given of Diffusion is label; the data have a class for every pixel and no label of an image: it must '
+                'be nothing'
+            )
         if self.predicts not in ('epsilon', 'v'):
             raise UserError(f'predicts of Diffusion is {self.predicts!r}; it must be epsilon or v')
         if self.patch < 1 or side(self.data) % self.patch:

@@ -49,6 +49,8 @@ class Forecasting:
 
     packs: ClassVar[bool] = False
     labels: ClassVar[str] = 'targets'
+    place: ClassVar[str] = 'step ahead'
+    places: ClassVar[str] = 'horizon'
 
     data: Series = DrawnSeries()
     horizon: int = 96

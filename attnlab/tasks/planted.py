@@ -59,7 +59,8 @@ class Planted:
 
     def describe(self) -> dict[str, Any]:
         """The mixture and the seed: everything a sample depends on."""
-        return {'source': 'a planted mixture of experts', 'planted': repr(self.planted), 'seed': self.seed}
+        described = {'source': 'a planted mixture of experts', 'planted': repr(self.planted), 'seed': self.seed}
+        return described | {'content': self.source('train', 1).content}
 
     def save(self, folder: pathlib.Path) -> None:
         """Writes nothing: the config holds everything."""

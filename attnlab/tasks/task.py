@@ -80,6 +80,17 @@ class Sliced(Protocol):
 
 
 @runtime_checkable
+class Placed(Protocol):
+    """A task whose metrics `position_...` are by something else than the labels of a row.
+
+    `place` says what one of its places is called, and `places` what those of the training length are.
+    """
+
+    place: ClassVar[str]
+    places: ClassVar[str]
+
+
+@runtime_checkable
 class Guessable(Protocol):
     """A task that knows what predictors reach that need no training of a network."""
 

@@ -66,7 +66,7 @@ class Transitions:
 
     def describe(self) -> dict[str, Any]:
         """The table: everything the probabilities depend on."""
-        return {'source': 'transitions of a known rank', 'table': repr(self.table)}
+        return {'source': 'transitions of a known rank', 'table': self.table.name, 'content': self.table.content}
 
     def save(self, folder: pathlib.Path) -> None:
         """Writes nothing: the config holds everything."""

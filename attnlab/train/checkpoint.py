@@ -31,6 +31,9 @@ SUMS = 'SHA256SUMS'
 UNCHECKED = (SUMS, '_CHECKPOINT_METADATA')
 """Files without a checksum: Orbax writes the time to `_CHECKPOINT_METADATA` after the sums are computed."""
 
+LATER = (*UNCHECKED, 'commit_success.txt')
+"""Files of a checkpoint that are written after the sums."""
+
 UNFINISHED = '.orbax-checkpoint-tmp'
 """The suffix of a folder that Orbax is still writing."""
 
@@ -372,14 +375,15 @@ def _digest(path: pathlib.Path) -> str | None:
 def _damage(folder: pathlib.Path) -> str | None:
     """The damage of a checkpoint in words, or `None`. Raises `UserError` for one that cannot be read."""
     try:
-        lines = (folder / SUMS).read_text().splitlines()
-        recorded = {name: digest for digest, name in (line.split('  ', 1) for line in lines)}
+        recorded = _recorded(folder)
         for name in recorded:
             if not _inside(name):
                 return f'{SUMS} names {name!r}, which is outside of it'
         found = _digests(folder, recorded)
     except ABSENT:
         return f'{SUMS} is missing'
+    except UserError:
+        return f'{SUMS} is no file'
     except ValueError:
         return f'{SUMS} is not a list of sums'
     except OSError as error:
@@ -391,14 +395,42 @@ def _damage(folder: pathlib.Path) -> str | None:
             return f'{name} has changed since it was written'
     if not recorded:
         return f'{SUMS} is empty'
+    if (endless := _endless(folder)) is not None:
+        return f'{endless} is neither a file nor a folder'
     unlisted = sorted(_written(folder) - {*recorded})
     return f'{SUMS} has no sum of {unlisted[0]}' if unlisted else None
+
+
+def _recorded(folder: pathlib.Path) -> dict[str, str]:
+    """The digests that a checkpoint lists, by name of the file."""
+    lines = files.read_text(folder / SUMS).splitlines()
+    return {name: digest for digest, name in (line.split('  ', 1) for line in lines)}
+
+
+def copy(folder: pathlib.Path, place: pathlib.Path) -> None:
+    """Copies a checkpoint that is whole: the files that it lists, and those written after the list, unless by a link.
+
+    Whatever else lies in the folder, such as links to files of the user's, is left. Raises `OSError` and `UserError`
+    for what cannot be read or written.
+    """
+    later = [name for name in LATER if (folder / name).exists() and not (folder / name).is_symlink()]
+    for name in (*_recorded(folder), *later):
+        target = place / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with files.reading(folder / name) as source, target.open('xb') as file:
+            shutil.copyfileobj(source, file)
 
 
 def _written(folder: pathlib.Path) -> set[str]:
     """The files of state and metadata, without those that a file system or a desktop adds, which begin with a dot."""
     paths = [path for part in ('state', 'metadata') for path in (folder / part).rglob('*')]
     return {str(path.relative_to(folder)) for path in paths if path.is_file() and not path.name.startswith('.')}
+
+
+def _endless(folder: pathlib.Path) -> str | None:
+    """What may have no end in a checkpoint, such as a pipe: Orbax would read some of the names, without a sum too."""
+    paths = (path for path in sorted(folder.rglob('*')) if not path.name.startswith('.'))
+    return next((str(path.relative_to(folder)) for path in paths if not path.is_file() and not path.is_dir()), None)
 
 
 def _inside(name: str) -> bool:

@@ -23,7 +23,7 @@ from attnlab.models.predictor import Stacked
 from attnlab.tasks.task import Batch
 from attnlab.train.setup import Setup
 from attnlab.train.state import joined
-from pallas_kernels import counting, dispatch, tuning
+from pallas_kernels import counting, dispatch, target, tuning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +93,8 @@ def forward_flops_per_token(setup: Setup) -> float:
 def executed_flops_per_token(setup: Setup) -> float:
     """FLOPs of a training step as executed, per token, with recomputation, chunking and the optimiser.
 
-    Cores count as the implementation that runs; everything else as in `flops_per_token`.
+    Cores count as the implementation that runs, and products of rows sorted by expert, but for TPUs, as products of all
+    rows with every expert, which XLA makes of them; everything else as in `flops_per_token`.
     """
     params, others, loss = _loss(setup)
     with setup.precision.scope(), counting.counting():
@@ -218,9 +219,11 @@ def _of_equation(equation: Any, kind: str) -> float:
             left, result = equation.invars[0].aval, equation.outvars[0].aval
             return 2.0 * result.size * math.prod(left.shape[axis] for axis in contracted)
         case 'ragged_dot' | 'ragged_dot_general':
-            left, right, result = equation.invars[0].aval, equation.invars[1].aval, equation.outvars[0].aval
-            # Every row of the left factor is multiplied by one group of the right one.
-            return 2.0 * result.size * left.shape[-1] if result.ndim == 2 else 2.0 * left.size * right.shape[-1]
+            (left, right, sizes), result = (each.aval for each in equation.invars[:3]), equation.outvars[0].aval
+            # Every row of the left factor is multiplied by one group of the right one; XLA takes all but for TPUs.
+            groups = sizes.size if kind == 'executed' and target.current().platform != 'tpu' else 1
+            rows = result.size * left.shape[-1] if result.ndim == 2 else left.size * right.shape[-1]
+            return 2.0 * groups * rows
         case 'conv_general_dilated':
             kernel, result = equation.invars[1].aval, equation.outvars[0].aval
             taps = kernel.size / kernel.shape[equation.params['dimension_numbers'].rhs_spec[0]]

@@ -60,10 +60,11 @@ def position_curves(
     path: pathlib.Path,
     *,
     trained: int | None,
+    mark: str = 'training length',
     x: str = 'position in the window',
     y: str = 'nats per token',
 ) -> None:
-    """A metric by position, smoothed, one curve per length; `trained` marks the training length, unless it is `None`.
+    """A metric by position, smoothed, one curve per length; `trained`, unless it is `None`, is a line called `mark`.
 
     The CSV has positions from 1 on, as they were measured; nothing stands where nothing was.
     """
@@ -73,7 +74,7 @@ def position_curves(
         axes.plot(positions, smooth, label=name, lw=1.5)
     longest = max(len(values) for values in curves.values())
     if trained is not None and longest > trained:
-        axes.axvline(trained, color='0.6', lw=1, ls='--', label='training length')
+        axes.axvline(trained, color='0.6', lw=1, ls='--', label=mark)
         axes.set_xscale('log', base=2)
     _write(figure, axes, path)
     lines = [
@@ -86,13 +87,11 @@ def position_curves(
 
 def layer_curves(curves: Mapping[str, Sequence[float]], path: pathlib.Path) -> None:
     """Statistics by layer, one panel each; layers without the statistic are omitted."""
-    from matplotlib.ticker import MaxNLocator
-
     figure, panels = _panels(curves, 'layer')
     for axes, values in zip(panels, curves.values(), strict=True):
         axes.plot(range(len(values)), values, marker='o', ms=3, lw=1.5)
         axes.set_ylim(0, None)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        tick_whole(axes.xaxis)
     _save(figure, path)
     lines = [(name, layer, value) for name, values in curves.items() for layer, value in enumerate(values)]
     write_csv(path.with_suffix('.csv'), ('statistic', 'layer', 'value'), lines)
@@ -146,10 +145,12 @@ def forecast_panels(windows: Sequence[Panel], path: pathlib.Path, *, truth: str,
 def spectrum_curves(
     frequencies: np.ndarray, spectra: Mapping[str, np.ndarray], path: pathlib.Path, *, truth: str
 ) -> None:
-    """Power over frequency, that of what came in black; powers of zero are left out."""
+    """Power over frequency, that of what came in black; powers of zero are left out, and names of what has no other."""
     figure, axes = _axes('cycles a step', 'power')
     others = [name for name in spectra if name != truth]
     for name, power in spectra.items():
+        if not (power > 0).any():
+            continue
         colour = '0' if name == truth else f'C{others.index(name)}'
         axes.plot(frequencies, np.where(power > 0, power, np.nan), label=name.replace('_', ' '), color=colour, lw=1.3)
     axes.set_yscale('log')
@@ -166,6 +167,14 @@ def trajectory_panels(runs: Mapping[str, np.ndarray], path: pathlib.Path) -> Non
         axes.set(xlim=_widened(*limits[0]), ylim=_widened(*limits[1]))
     panels[0].set_ylabel('last variate')
     _save(figure, path)
+
+
+def tick_whole(axis: Any) -> None:
+    """Ticks at whole numbers alone, such as layers, also where there is but one."""
+    from matplotlib.ticker import MaxNLocator
+
+    # By default fractions make up a second tick.
+    axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def _widened(low: float, high: float) -> tuple[float, float]:
@@ -216,7 +225,8 @@ def _axes(x: str, y: str) -> tuple[Any, Any]:
 
 
 def _write(figure: Any, axes: Any, path: pathlib.Path) -> None:
-    axes.legend(frameon=False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False)
     _save(figure, path)
 
 

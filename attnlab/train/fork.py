@@ -13,7 +13,7 @@ from attnlab import config as configs
 from attnlab import files
 from attnlab.config import build
 from attnlab.errors import UserError
-from attnlab.train.checkpoint import Checkpoints
+from attnlab.train.checkpoint import Checkpoints, copy
 from attnlab.train.run import differences, has_begun, saved_config
 from attnlab.train.schedule import in_steps
 from attnlab.train.state import TrainState
@@ -79,27 +79,20 @@ class Fork:
         folder = workdir / 'checkpoints'
         if any(path.name.isdecimal() for path in folder.glob('*')):
             return
-        files.write(workdir / 'metrics.jsonl', (self.run / 'metrics.jsonl').read_text())
+        files.write(workdir / 'metrics.jsonl', files.read_text(self.run / 'metrics.jsonl'))
         place = folder / str(self.step)
         temporary = files.temporary_name(place)
         try:
-            shutil.copytree(self.run / 'checkpoints' / str(self.step), temporary)
+            copy(self.run / 'checkpoints' / str(self.step), temporary)
             temporary.rename(place)
         except OSError as error:
             raise UserError(
-                f'checkpoint {self.step} of {self.run} cannot be copied to {place}: {_first_reason(error)}; '
+                f'checkpoint {self.step} of {self.run} cannot be copied to {place}: {error}; '
                 'nothing is left of the copy: mend that, and give the same command again'
             ) from error
         finally:
             # What cannot be removed now is removed by the first save.
             shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _first_reason(error: OSError) -> str:
-    """Why a file could not be copied; of a tree that is the first that failed, for `shutil` tries them all."""
-    if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
-        return str(error.args[0][0][-1])
-    return str(error)
 
 
 def forked_config(run: pathlib.Path, workdir: pathlib.Path | None = None) -> ConfigDict:

@@ -5,6 +5,7 @@ import pathlib
 import shlex
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -43,14 +44,8 @@ def launch(
     setup.check()
     setup.load_data()
     facts = measured(setup)
-    if jax.process_index() == 0:
-        for line in setup.missing_layers:
-            console.print(line)
-        for line in setup.undivided():
-            console.print(f'whole on every device: {line}')
-        console.print(_headline(setup, facts, workdir, time.perf_counter() - started))
-        if fork is not None:
-            console.print(str(fork))
+    opening = [*setup.missing_layers, *(f'whole on every device: {line}' for line in setup.undivided())]
+    opening.append(_headline(setup, facts, workdir, time.perf_counter() - started))
     outcome = train(
         setup,
         config,
@@ -61,6 +56,7 @@ def launch(
         other_data=other_data,
         fork=fork,
         profile=profile,
+        opening=opening if fork is None else [*opening, str(fork)],
     )
     if jax.process_index() == 0 and outcome == loop.FINISHED:
         console.print(f'finished: {setup.steps} steps. Next: attnlab eval --workdir={shlex.quote(str(workdir))}')
@@ -80,8 +76,11 @@ def train(
     profile: Profile | None = None,
     watch: loop.Watch = loop.unwatched,
     stop: threading.Event | None = None,
+    opening: Sequence[str] = (),
 ) -> str:
     """Claims the work directory, records the start with the facts of `measured`, and trains; see `loop.train`.
+
+    Prints `opening` as soon as nothing refuses the run.
 
     Raises `UserError` where the directory belongs to another config or process or holds a run that was made of others,
     the data have changed, or steps to be traced were taken before.
@@ -109,6 +108,8 @@ def train(
             facts = facts if profile is None else {**facts, 'profile': str(profile)}
             run.record(workdir, {**facts, 'other_data': other_data})
             setup.task.save(workdir)
+            for line in opening:
+                console.print(line)
         outcome, _ = loop.train(
             setup,
             workdir,

@@ -179,7 +179,7 @@ def _steps(
             in_flight.settle(state)
             with report.paused():
                 report.say(tracer.stop())
-        stopping = _should_stop(stop, number)
+        stopping = _should_stop(stop, number, setup.steps)
         due = [evaluator for evaluator in setup.evals if evaluator.cadence.due(number, setup.steps)]
         saving = stopping or number == setup.steps or checkpoints.due(number)
         if not (due or saving):
@@ -232,11 +232,19 @@ def _floats(metrics: Any) -> dict[str, float]:
     return parts | {'grad_norm': float(metrics['grad_norm'])}
 
 
-def _should_stop(stop: threading.Event, number: int) -> bool:
-    """Whether to stop; several processes synchronise every few steps, so that all stop after the same step."""
+def _should_stop(stop: threading.Event, number: int, steps: int) -> bool:
+    """Whether to stop; several processes synchronise every few steps, so that all stop after the same step.
+
+    They do after the last one too, and all have `stop` set: who runs them may have more to do.
+    """
     if jax.process_count() == 1:
         return stop.is_set()
-    return number % AGREE_EVERY == 0 and bool(np.any(multihost_utils.process_allgather(np.array(stop.is_set()))))
+    if number % AGREE_EVERY and number < steps:
+        return False
+    asked = bool(np.any(multihost_utils.process_allgather(np.array(stop.is_set()))))
+    if asked:
+        stop.set()
+    return asked
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import pathlib
+import sys
 import time
 import uuid
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ from attnlab.errors import UserError, optional
 from attnlab.metrics import bits
 from attnlab.tables import visible
 from attnlab.train.hardware import hardware
+
+SPEED = 'speed.jsonl'
 
 WANDB_ID = 'wandb_id'
 """The file of a work directory with the id of its run on Weights & Biases, made once."""
@@ -79,6 +82,9 @@ class Report:
             if aside is not None:
                 self.say(aside)
             for lost in keep_until(workdir / 'metrics.jsonl', start, settings.every):
+                self.say(lost)
+            files.check_own(workdir, (SPEED,))
+            for lost in mend(workdir / SPEED)[1]:
                 self.say(lost)
             self._events = self._open_events(start if start or aside else None)
             self._wandb = self._open_wandb()
@@ -137,7 +143,7 @@ class Report:
         utilisation = self._utilisation(tokens_per_second)
         if utilisation is not None:
             speed['mfu'] = utilisation
-        self._record(number, speed, 'speed.jsonl', prefix='speed/')
+        self._record(number, speed, SPEED, prefix='speed/')
         return f'{_short(tokens_per_second)} tok/s' + (f' {utilisation:.1%} MFU' if utilisation else '')
 
     def _record(self, number: int, numbers: Mapping[str, float], file: str = 'metrics.jsonl', prefix: str = '') -> None:
@@ -175,7 +181,7 @@ class Report:
             files.write(path, f'{uuid.uuid4().hex}\n')
         return wandb.init(
             project=self.settings.wandb,
-            id=path.read_text().strip(),
+            id=files.read_text(path).strip(),
             name=self._workdir.name,
             dir=self._workdir,
             resume='allow',
@@ -273,14 +279,8 @@ def keep_until(path: pathlib.Path, step: int, every: int) -> list[str]:
 
     Returns a line for the user about lost reports of steps that will not be run again.
     """
-    lines = [(line, _parsed(line)) for line in whole_lines(path)] if path.exists() else []
-    kept = [(line, found) for line, found in lines if found is not None and found['step'] <= step]
-    if path.exists():
-        files.write(path, ''.join(f'{line}\n' for line, _ in kept))
-    lost = []
-    if damaged := sum(found is None for _, found in lines):
-        lost.append(f'{path}: {damaged} damaged line{"s" if damaged > 1 else ""} dropped')
-    reported = {found['step'] for _, found in kept if 'train/loss' in found}
+    kept, lost = mend(path, step)
+    reported = {found['step'] for found in kept if 'train/loss' in found}
     if absent := [number for number in range(every, step + 1, every) if number not in reported]:
         lost.append(
             f'{path} lacks {len(absent)} of the reports up to the checkpoint of step {step}, from step {absent[0]} to '
@@ -289,16 +289,32 @@ def keep_until(path: pathlib.Path, step: int, every: int) -> list[str]:
     return lost
 
 
+def mend(path: pathlib.Path, until: float | int = math.inf) -> tuple[list[dict[str, Any]], list[str]]:
+    """Drops damaged lines, half a line at the end, which the next would go on, and those of steps after `until`.
+
+    Returns what the others hold, and a line for the user about damaged ones.
+    """
+    lines = [(line, _parsed(line)) for line in whole_lines(path)] if path.exists() else []
+    kept = [(line, found) for line, found in lines if found is not None and found['step'] <= until]
+    if path.exists():
+        files.write(path, ''.join(f'{line}\n' for line, _ in kept))
+    damaged = sum(found is None for _, found in lines)
+    lost = [f'{path}: {damaged} damaged line{"s" if damaged > 1 else ""} dropped'] if damaged else []
+    return [found for _, found in kept], lost
+
+
 def whole_lines(path: pathlib.Path) -> list[str]:
     """The lines that end in a newline."""
-    text = path.read_text(encoding='utf-8', errors='replace')
-    return text.split('\n')[:-1]
+    return files.read_text(path, errors='replace').split('\n')[:-1]
 
 
-def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The objects of a `.jsonl` file, without an incomplete last line. Raises `UserError` naming a damaged line."""
+def read_lines(path: pathlib.Path, needed: str = 'step') -> list[dict[str, Any]]:
+    """The objects of a `.jsonl` file, without an incomplete last line.
+
+    Raises `UserError` naming a damaged line, such as one without the number that is `needed`.
+    """
     lines = whole_lines(path) if path.exists() else []
-    found = [_parsed(line) for line in lines]
+    found = [each if each is not None and needed in each else None for each in map(_parsed, lines)]
     if None in found:
         raise UserError(
             f'line {found.index(None) + 1} of {path} is damaged: {lines[found.index(None)][:40]!r}; remove that line'
@@ -306,13 +322,27 @@ def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
     return [line for line in found if line is not None]
 
 
+def speeds(workdir: pathlib.Path) -> list[float]:
+    """Tokens a second of training, as a run reported them. Raises `UserError` naming a damaged line."""
+    return [float(line['tokens_per_second']) for line in read_lines(workdir / SPEED, 'tokens_per_second')]
+
+
 def _parsed(line: str) -> dict[str, Any] | None:
-    """The object of a line with its step; `None` for a damaged one."""
+    """The numbers of a line with its step; `None` for a damaged one."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and type(found.get('step')) is int else None
+    if not isinstance(found, dict) or type(found.get('step')) is not int:
+        return None
+    return found if all(map(_is_number, found.values())) else None
+
+
+def _is_number(value: Any) -> bool:
+    """Whether `append_line` writes a value so; numbers that are not finite are text."""
+    if isinstance(value, str):
+        return value in ('nan', 'inf', '-inf')
+    return type(value) is float or (type(value) is int and abs(value) <= sys.float_info.max)
 
 
 def _progress(console: Console, shown: bool) -> Progress:

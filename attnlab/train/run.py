@@ -21,7 +21,7 @@ from attnlab.locks import Lock
 from attnlab.trust import allowed
 
 LOCK = 'lock'
-FOLDERS = ('checkpoints', 'figures', 'figures/ema', 'evals', 'analysis', 'plugins', 'wandb')
+FOLDERS = ('checkpoints', 'figures', 'figures/ema', 'evals', 'analysis', 'plugins', 'plugins/profile', 'wandb')
 """What is written to below a work directory."""
 PACKAGES = ('attnlab', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'ml_collections', 'numpy')
 
@@ -158,9 +158,9 @@ def check_data(workdir: pathlib.Path, data: dict[str, Any], *, other: bool = Fal
 BEFORE_HASHES = ('of', 'python', 'counts')
 """What runs recorded of drawn examples, passages of Python and folders of images before these had hashes."""
 
-NAMED_ALONE = (('problem', 'problem'), ('data', 'data'), ('of', 'rows'), ('of', 'sources'))
-"""Where problems, prototypes, series and mixtures were recorded by name before they had hashes of the edition: the key
-of the name, and a key by which such a record is known."""
+NAMED_ALONE = (('problem', 'problem'), ('data', 'data'), ('table', 'table'), ('of', 'rows'), ('of', 'sources'))
+"""Where problems, prototypes, tables, series and mixtures were recorded by name before they had hashes of the edition:
+the key of the name, and a key by which such a record is known."""
 
 
 def data_hashes(data: Mapping[str, Any]) -> dict[str, str]:

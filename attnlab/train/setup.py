@@ -280,6 +280,11 @@ class Setup:
         state = self.compiled.initialization(self.scalars.seed)
         return state if self.start is None else self.start.restore_into(state, self.abstract)
 
+    @functools.cached_property
+    def _feed(self) -> tuple[int, int]:
+        """`partition.feed`, found once: of thousands of devices it takes milliseconds."""
+        return partition.feed(self.mesh)
+
     def place(self, batch: Mapping[str, np.ndarray]) -> Batch:
         """Transfers this process's rows of a batch to its devices; the result is the global batch.
 
@@ -291,7 +296,7 @@ class Setup:
             check_indices(f'tokens of {task}', batch['tokens'], self.task.vocab, 'in the vocabulary')
         if np.issubdtype(labels.dtype, np.integer):
             check_indices(f'labels ({self.task.labels}) of {task}', labels, self.compiled.outputs, 'classes')
-        _, parts = partition.feed(self.mesh)
+        _, parts = self._feed
         placed = {}
         for name, rows in batch.items():
             # Processes that share rows all have them whole, though each is to hold some of their tokens.

@@ -30,6 +30,35 @@ TPUS = {
 
 GPU = re.compile(r'H100x([1-9]\d{0,3})')
 
+HOST = 8
+"""GPUs of a host, where there are several."""
+
+PLUGIN = 'xla_cuda13'
+"""JAX's plugin for CUDA, as the package `jax_plugins` has it."""
+
+H100 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448 shared_memory_per_core: 233472
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: 84978434048
+  cuda_compute_capability { major: 9 }
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 10 }
+runtime_version { major: 13 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+"""What XLA wants to know of the device, in the text form of its `GpuTargetConfigProto`."""
+
+UNMEASURED = {
+    'xla_gpu_autotune_level': 0,
+    'xla_gpu_enable_cublaslt': False,
+    'xla_gpu_enable_triton_gemm': False,
+}
+"""Options by which XLA chooses algorithms of products without a device."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
@@ -37,27 +66,40 @@ class Topology:
 
     Attributes:
       name: such as `v5p:4x4x4` or `H100x8`.
-      devices: of the topology, for compiling; for GPUs CPU devices as stand-ins, for lowering.
+      devices: of the topology, for compiling; without a compiler CPU devices as stand-ins, for lowering.
       target: the kind of device.
+      lacks: why there is no compiler for these devices, or how to have it; '' where there is.
     """
 
     name: str
     devices: tuple[jax.Device, ...]
     target: target.Target
+    lacks: str = ''
 
     @property
     def compiles(self) -> bool:
         """Whether there is a compiler for these devices; if not, programs can still be lowered for them."""
-        return self.target.platform == 'tpu'
+        return not self.lacks
+
+    @property
+    def measures(self) -> bool:
+        """Whether a run chooses algorithms of products by measuring them, which nobody can without the devices."""
+        return self.target.platform == 'gpu'
 
     @property
     def platform(self) -> str:
         """JAX's name of the platform that programs are lowered for."""
         return {'gpu': 'cuda', 'tpu': 'tpu'}[self.target.platform]
 
+    def compile(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+        """Compiles what was lowered for these devices. Raises `UserError` where there is no compiler for them."""
+        if not self.compiles:
+            raise UserError(f'there is no compiler for {self.name}: {self.lacks}')
+        return lowered.compile(compiler_options=UNMEASURED if self.measures else None)
+
 
 def gpus(name: str) -> int | None:
-    """The number of GPUs in the name of a topology, for each of which a CPU device stands in; `None` for TPUs."""
+    """The number of GPUs in the name of a topology, for each of which a CPU device may stand in; `None` for TPUs."""
     found = GPU.fullmatch(name)
     return int(found[1]) if found else None
 
@@ -65,13 +107,13 @@ def gpus(name: str) -> int | None:
 def find(name: str) -> Topology:
     """Returns the topology called `name`: `v5p:4x4x4` and whatever else libtpu knows, or `H100x8`.
 
+    Of GPUs without JAX's plugin for CUDA CPU devices stand in, for which programs are lowered and not compiled.
+
     Raises `UserError` for an unknown name, naming the nearest or what there is, and where libtpu is not installed.
     """
     count = gpus(name)
     if count is not None:
-        if jax.device_count() < count:
-            raise UserError(f'--topology={name} needs {count} CPU devices as stand-ins; there are {jax.device_count()}')
-        return Topology(name, tuple(jax.devices()[:count]), target.H100)
+        return _absent_gpus(name, count)
     if not re.fullmatch(r'\w+:\d+(x\d+)*', name):
         raise UserError(f'there is no topology {name!r}; {_meant(name)}')
     find_libtpu()
@@ -82,6 +124,29 @@ def find(name: str) -> Topology:
         reason = str(error).partition('\n')[0]
         raise UserError(f'there is no topology {name!r}; {_meant(name)} ({reason})') from error
     return Topology(name, tuple(devices), target.Target('tpu', devices[0].device_kind))
+
+
+def _absent_gpus(name: str, count: int) -> Topology:
+    """So many H100, in hosts of eight where these are full; stand-ins where there is no compiler for them."""
+    if not find_cuda():
+        return stand_ins(name, NO_CUDA)
+    hosts = count // HOST if count % HOST == 0 else 1
+    shape = f'1x{hosts}x{count // hosts}'
+    try:
+        with _silent():
+            found = topologies.get_topology_desc('H100', platform='cuda', topology=shape, target_config=H100)
+    except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+        reason = str(error).partition('\n')[0]
+        return stand_ins(name, f"JAX's plugin for CUDA refuses: {reason}")
+    return Topology(name, tuple(found.devices), target.H100)
+
+
+def stand_ins(name: str, lacks: str) -> Topology:
+    """CPU devices in the place of the GPUs of a name, for which programs are lowered alone."""
+    count = gpus(name) or 0
+    if jax.device_count() < count:
+        raise UserError(f'--topology={name} needs {count} CPU devices as stand-ins; there are {jax.device_count()}')
+    return Topology(name, tuple(jax.devices()[:count]), target.H100, lacks)
 
 
 def _meant(name: str) -> str:
@@ -131,6 +196,38 @@ def find_libtpu() -> None:
         )
     # The only way to keep it from asking which TPU this machine is, and from claiming the machine for itself.
     os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}
+
+
+NO_CUDA = 'make .venv/cuda/complete puts it there in a checkout with .venv, or pip install "attnlab[gpu]"'
+"""How to have the compiler for GPUs."""
+
+
+def find_cuda() -> bool:
+    """Makes JAX find the compiler for GPUs: the plugin that is installed, or the separate one in `<environment>/cuda`.
+
+    Returns whether there is one.
+    """
+    apart = pathlib.Path(sys.prefix) / 'cuda'
+    if not _has_plugin() and (apart / 'jax_plugins' / PLUGIN).exists():
+        # JAX looks for plugins once, and would then look for GPUs too: it is told of this one afterwards.
+        jax.devices()
+        sys.path.append(str(apart))
+        importlib.invalidate_caches()
+        # The assembler is looked for on the path. Libraries that run programs are not missed, and nobody is told of
+        # what the compiler tried in vain.
+        assembler = apart / 'nvidia' / 'cu13' / 'bin'
+        os.environ |= {
+            'JAX_SKIP_CUDA_CONSTRAINTS_CHECK': '1',
+            'PATH': f'{assembler}:{os.environ["PATH"]}',
+            'TF_CPP_MIN_LOG_LEVEL': '2',
+        }
+        importlib.import_module(f'jax_plugins.{PLUGIN}').initialize()
+    return _has_plugin()
+
+
+def _has_plugin() -> bool:
+    """Whether JAX's plugin for CUDA can be imported."""
+    return all(importlib.util.find_spec(name) is not None for name in ('jax_plugins', f'jax_plugins.{PLUGIN}'))
 
 
 @contextlib.contextmanager

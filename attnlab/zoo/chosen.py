@@ -5,11 +5,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from ml_collections import ConfigDict
-from ml_collections.config_flags import config_path
 
 from attnlab.blocks.block import Block
 from attnlab.blocks.layer import MixerAndMLP, MixersAlone, joined
-from attnlab.config import choose, spec, spec_of
+from attnlab.config import choose, set_value, spec, spec_of
 from attnlab.errors import UserError, nearest
 from attnlab.mixers.combine import Backwards, SideBySide
 from attnlab.nn.initialization import Initialization
@@ -193,7 +192,7 @@ def initialized(recipe: Recipe, init: str) -> tuple[Recipe, ConfigDict]:
     pattern = tuple(mixer.copy_and_resolve_references() for mixer in recipe.pattern)
     for mixer in pattern:
         for key, value in recipe.start.arguments.items():
-            config_path.set_value(key, mixer, value)
+            set_value(mixer, key, value)
     begun = dataclasses.replace(recipe, spec=pattern, hierarchy=_begun(recipe.hierarchy, recipe.start))
     return begun, spec_of(recipe.start.maps)
 

@@ -198,6 +198,12 @@ def real() -> dict[str, drawing.Call]:
     return alone | {f'k={k}, documents': _real(k, documents=True) for k in (64, 128)}
 
 
+def every_map() -> dict[str, drawing.Call]:
+    """The first call of `real()` with every weight map, the softmax itself first."""
+    weights = {'softmax': maps.Softmax(), 'soft cap': maps.Softmax(soft_cap=50.0)} | MAPS
+    return {name: _real(64)._replace(options={'weights': each}) for name, each in weights.items()}
+
+
 def _real(k: int, *, documents: bool = False) -> drawing.Call:
     sizes = {'b': 4, 't': 8192, 'h': 16, 'k': k}
     segments = {'segments': drawing.abstract('b t', sizes, jnp.int32)} if documents else {}

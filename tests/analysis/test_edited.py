@@ -47,7 +47,7 @@ def test_a_text_is_answered_otherwise(originals, tmp_path, capsys):
     np.testing.assert_array_equal(new.mixer.output.weight[...], old.mixer.output.weight[...])
     again = [word.replace(str(out), str(tmp_path / 'other')) for word in asked]
     assert main([*again, '--prompt=one two', '--subject=one', '--answer=x']) == 2
-    assert 'layer of Edit is 0, the last: what it gives token 2 is not read by token 6' in capsys.readouterr().err
+    assert '--layer is 0, the last: what it gives token 2 is not read by token 6' in capsys.readouterr().err
     assert main([*asked, '--prompt=one two', '--answer=x']) == 2
     assert 'holds a run already; give --out a new folder' in capsys.readouterr().err
 

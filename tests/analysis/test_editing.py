@@ -69,7 +69,7 @@ def test_what_cannot_be_edited_is_said():
     with pytest.raises(UserError, match="branch of Edit is 'head'"):
         Edit(layer=0, branch='head')
     model = made('nope', heads=2)
-    with pytest.raises(UserError, match='layer of Edit is 2; the model has layers 0 to 1'):
+    with pytest.raises(UserError, match='--layer is 2; the model has layers 0 to 1'):
         Editor(model, Edit(layer=2), at=0, asked=3)
     with pytest.raises(UserError, match='at is 3 and asked 1'):
         Editor(model, Edit(layer=0), at=3, asked=1)

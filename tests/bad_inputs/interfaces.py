@@ -130,6 +130,10 @@ CALLS = {
     'the state of other rows': (lambda a, b: a(X, CTX, stateful(a, 1)), 'or of other rows than the 2 of x'),
     'the state of other rows, added to': (lambda a, b: b(X, CTX, stateful(b, 1)), 'or of other rows than the 2 of x'),
     'the state of other heads': (lambda a, b: a(X, CTX, stateful(a, heads=4)), 'it is of another mixer'),
+    "another mixer's state, for no tokens": (
+        lambda a, b: a(X[:, :0], Context.full(2, 0), stateful(b)),
+        'the state given to Attention is of type LinearAttentionState',
+    ),
     'no state at all': (lambda a, b: b(X, CTX, ()), 'is of type tuple; it must be what its init_state returns'),
     'a word as the state': (lambda a, b: b(X, CTX, 'start'), 'is of type str; it must be what its init_state'),
     'a state too short': (lambda a, b: a(X, CTX, a.init_state(2, 3, jnp.float32)), '6 tokens do not fit'),

@@ -1,6 +1,7 @@
 """Files of runs and studies that are damaged, or were moved: the line names the file and says what to do."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -10,13 +11,18 @@ from attnlab.train.report import keep_until
 
 READERS = ('show {run}', 'compare {run} --out={tmp}/out', 'eval --workdir={run}')
 CONTENTS = ('', '{', '[]', 'null', '{"a": 1}', '\udcff\udcfe')
+NO_NUMBERS = ('"abc"', '[1]', 'null', 'true', '{}', '1' * 400)
 DAMAGED = [
     *((reader, 'run/config.json', text, 'config.json') for reader in READERS for text in CONTENTS),
     *((reader, 'run/run.json', text, 'run.json') for reader in READERS for text in CONTENTS),
     *(
         (reader, 'run/metrics.jsonl', f'{{"step": 1}}\n{text}\n', 'line 2 of')
         for reader in READERS[:2]
-        for text in ('{', '[]', '{"a": 1}', 'null')
+        for text in ('{', '[]', '{"a": 1}', 'null', *(f'{{"step": 1, "train/loss": {each}}}' for each in NO_NUMBERS))
+    ),
+    *(
+        ('compare {run} --out={tmp}/out', 'run/speed.jsonl', f'{text}\n', 'line 1 of')
+        for text in ('{"step": 1}', '{"step": 1, "tokens_per_second": "fast"}')
     ),
     *(('sweep status --study={study}', 'study/sweep.json', text, 'sweep') for text in CONTENTS),
     ('sweep status --study={study}', 'study/journal.log', '{"op\n[]\n', 'journal.log is damaged'),
@@ -34,6 +40,53 @@ def test_damaged(place, capsys, command, file, text, sentence):
     assert main([word.format_map(place) for word in command.split()]) == 2
     error = capsys.readouterr().err
     assert error.startswith('attnlab: ') and sentence in error and 'Traceback' not in error, error
+
+
+@pytest.mark.parametrize(
+    ('command', 'file'),
+    [
+        ('show {run}', 'run/config.json'),
+        ('show {run}', 'run/run.json'),
+        ('show {run}', 'run/metrics.jsonl'),
+        ('compare {run} --out={tmp}/out', 'run/speed.jsonl'),
+        ('generate --workdir={run} --prompt=a', 'run/tokenizer.json'),
+        ('sweep status --study={study}', 'study/sweep.json'),
+        ('sweep status --study={study}', 'study/journal.log'),
+        ('sweep status --study={study}', 'study/home'),
+    ],
+)
+@pytest.mark.parametrize('make', [os.mkfifo, lambda path: path.symlink_to('/dev/zero'), os.mkdir])
+def test_what_has_no_end_is_not_read(place, capsys, command, file, make):
+    name, _, inside = file.partition('/')
+    path = place[name] / inside
+    path.unlink()
+    make(path)
+    assert main([word.format_map(place) for word in command.split()]) == 2
+    error = capsys.readouterr().err
+    assert f'{path} is a pipe, a folder or a device, where a file is read' in error and 'Traceback' not in error, error
+
+
+def test_files_behind_links_are_read(place, capsys):
+    for name in ('config.json', 'run.json', 'metrics.jsonl', 'speed.jsonl'):
+        path = place['run'] / name
+        path.symlink_to(path.rename(place['tmp'] / name))
+    assert main(['show', str(place['run'])]) == 0
+
+
+@pytest.mark.parametrize(
+    ('file', 'said'),
+    [
+        ('SHA256SUMS', 'SHA256SUMS is no file'),
+        ('_CHECKPOINT_METADATA', '_CHECKPOINT_METADATA is neither a file nor a folder'),
+        ('state/_sharding', 'state/_sharding is'),
+    ],
+)
+def test_a_checkpoint_with_what_has_no_end_is_passed_over(place, capsys, file, said):
+    path = place['run'] / 'checkpoints' / '4' / file
+    path.unlink()
+    os.mkfifo(path)
+    assert main(['eval', f'--workdir={place["run"]}', '--tokens=32', '--multiples=1']) == 0
+    assert f'checkpoint 4 is damaged: {said}' in capsys.readouterr().err
 
 
 def test_a_study_that_was_moved_is_the_same_study(place, capsys):

@@ -169,7 +169,7 @@ def test_nothing_is_written_through_a_link_to_a_file(place, capsys, link, comman
 @pytest.mark.parametrize(
     ('link', 'command'),
     [
-        *((f'run/{name}', 'train') for name in ('checkpoints', 'figures', 'plugins')),
+        *((f'run/{name}', 'train') for name in ('checkpoints', 'figures', 'plugins', 'plugins/profile')),
         ('run/evals', 'eval --workdir={run} --tokens=32 --multiples=1'),
         ('run/evals/4-32-tokens', 'eval --workdir={run} --tokens=32 --multiples=1'),
         *((f'study/{name}', 'sweep worker --study={study} --idle=0') for name in ('trials', 'trials/0000', 'locks')),

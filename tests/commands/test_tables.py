@@ -1,14 +1,21 @@
 """Every command that prints tables: in 80 columns with every name whole, and in the formats that programs read."""
 
 import json
+import pathlib
 import re
 
+import jax
 import pytest
+from absl.flags import DEFINE_string, FlagValues
 
 from attnlab import tables
 from attnlab.cli import COMMANDS, main
+from attnlab.commands import eval as evaluating
+from attnlab.commands.arguments import lines
 from attnlab.commands.completion import vocabulary
+from attnlab.runs import loading
 
+TINY = pathlib.Path(__file__).parents[1] / 'sweep' / 'tiny.py'
 SMALL = (
     '--config.model.dim=8',
     '--config.model.stack.depth=2',
@@ -26,6 +33,7 @@ WALKED = {
     'show': ('show', 'RUN'),
     'compare': ('compare', 'RUN', '--out=OUT'),
     'train': ('train', '--config=language:zoo=gla', *SMALL, '--dry_run', '--compilation_cache='),
+    'sweep': ('sweep', f'--config={TINY}', '--dry_run', '--compilation_cache='),
     'eval': ('eval', '--workdir=RUN', '--tokens=64', '--multiples=1,2', '--compilation_cache='),
     'analyse': ('analyse', '--workdir=RUN', '--rows=1', '--bits=8', '--compilation_cache='),
     'quantize': ('quantize', '--workdir=RUN', '--weights=int4', '--out=OUT/few', '--compilation_cache='),
@@ -96,6 +104,24 @@ def test_json_is_one_object_of_tables(name, run, tmp_path, capsys):
         assert (
             value != round(value, 4) and json.loads((run / 'evals' / '2-64-tokens.json').read_text())['loss'] == value
         )
+
+
+@pytest.mark.parametrize('process', [0, 1])
+def test_of_several_processes_that_evaluate_the_first_prints(process, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(jax, 'process_index', lambda: process)
+    monkeypatch.setattr(evaluating, 'start_devices', lambda values: None)
+    monkeypatch.setattr(evaluating, '_evaluate', lambda *_: None)
+    monkeypatch.setattr(loading, 'load_run', lambda *_, **__: None)
+    assert main(['eval', f'--workdir={tmp_path}', '--format=json']) == 0
+    assert capsys.readouterr().out == ('' if process else '{}\n')
+
+
+def test_texts_of_a_file_are_its_lines_and_no_other_pieces(tmp_path):
+    values, path = FlagValues(), tmp_path / 'prompts.txt'
+    DEFINE_string('prompts', str(path), '', flag_values=values)
+    values.mark_as_parsed()
+    path.write_text('a\x0cb\x1cc\u2028d\n\ne\x85f\n')
+    assert lines(values, 'prompts') == ('a\x0cb\x1cc\u2028d', 'e\x85f')
 
 
 def test_show_begins_with_the_results(run, capsys):

@@ -76,6 +76,15 @@ def test_a_trivial_predictor_is_named_where_it_is_no_worse():
     )
 
 
+def test_what_is_worse_than_a_trivial_predictor_is_called_worse():
+    worse = 'which is worse than the trivial predictor “chance”, '
+    assert said(Entrant('a', LOW), chance=0.6).endswith(worse + '0.600.')
+    assert said(Entrant('a', LOW), chance=0.4, higher=False).endswith(worse + '0.400.')
+    assert said(Entrant('a', of_seeds([0.5])), chance=0.6).endswith(worse + '0.6000.')
+    assert 'which is not clearly better' in said(Entrant('a', of_seeds([0.5])), chance=0.5)
+    assert 'trivial' not in said(Entrant('a', LOW), chance=0.6, higher=False)
+
+
 def test_the_best_is_first_of_equals_the_cheapest_and_what_is_not_finite_last():
     lost = Measured(math.nan, None, None, 1, 'one')
     order = ranked([Entrant('lost', lost), Entrant('dear', SURE, 9.0), Entrant('cheap', SURE, 3.0)], higher=True)

@@ -1,6 +1,7 @@
 """Runs side by side: scores and costs as the runs wrote them down, and every inequality said."""
 
 import csv
+import dataclasses
 import math
 
 import pytest
@@ -198,6 +199,22 @@ def test_one_table_one_figure_the_same_twice(made, tmp_path, capsys):
     with pytest.raises(UserError, match='the runs are not matched: MultiQueryRecall: parameters'):
         compare_runs(folders, tmp_path / 'three', Printer(Console()), strict=True)
     assert not (tmp_path / 'three').exists()
+
+
+def test_the_figure_draws_every_interval_and_names_what_it_is_over_and_the_lines(made):
+    one = dataclasses.replace(run_result(read_record(made('a', ACCURATE))), low=0.7, high=0.8, evaluated=300)
+    seeds = dataclasses.replace(one, name='b', score=0.5, low=0.4, high=0.6, scores=(0.4, 0.5, 0.6))
+    bare = dataclasses.replace(one, name='c', low=None, high=None, baselines={'near': 0.101, 'chance': 0.1})
+    figure = costs_figure({one.task: [one, seeds, bare]})
+    axis = figure.axes[-1]
+    ends = [segment[:, 1].tolist() for lines in axis.collections[:2] for segment in lines.get_segments()]
+    assert ends == [[0.7, 0.8], [0.4, 0.6]]
+    assert axis.collections[0].get_linestyle() != axis.collections[1].get_linestyle()
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert words == ['a', 'b', 'c', '95 % over seeds', '95 % over examples']
+    named = {text.get_text(): text.get_position()[1] for text in axis.texts}
+    assert set(named) == {*one.baselines, 'near'} and named['near'] - named['chance'] == pytest.approx(0.08)
+    assert all(not axis.texts for axis in figure.axes[:-1])
 
 
 def test_names_in_the_figure_are_no_formulas(made, tmp_path):

@@ -3,7 +3,7 @@
     python -m tests.compile.fits zoo=mha,size=350m zoo=mha,size=1b
 
 For every config one line of JSON on standard output: bytes of arguments (train state and batch), of temporaries, and
-seconds of processor time. The compiler is found as by tests/kernels/compile_gpu.py. What cuBLAS, the allocator and
+seconds of processor time. The compiler is found as by `attnlab train --topology=H100x1`. What cuBLAS, the allocator and
 the compiled programs themselves take on the device is not in it.
 """
 
@@ -15,11 +15,11 @@ import time
 
 import jax
 
+from attnlab.train import topologies
 from attnlab.train.partition import Axes
 from attnlab.train.setup import prepare
 from configs import language
-from tests.compile.steps import compiled_for_h100
-from tests.kernels import compile_gpu
+from tests.compile.steps import compiled
 
 
 def traced(arguments: str, device: jax.Device) -> jax.stages.Traced:
@@ -32,11 +32,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog='python -m tests.compile.fits', description=(__doc__ or '').split('\n')[0])
     parser.add_argument('configs', nargs='+', metavar='CONFIG', help='arguments of configs/language.py')
     options = parser.parse_args()
-    device = compile_gpu.absent_h100()
+    jax.config.update('jax_platforms', 'cpu')
+    topology = topologies.find('H100x1')
     for arguments in options.configs:
         start = time.process_time()
-        compiled = compiled_for_h100(functools.partial(traced, arguments, device))
-        memory = compiled.memory_analysis()
+        memory = compiled(topology, functools.partial(traced, arguments, topology.devices[0])).memory_analysis()
         line = {
             'config': arguments,
             'arguments': memory.argument_size_in_bytes,

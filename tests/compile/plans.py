@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 DOCUMENT = pathlib.Path(__file__).parents[2] / 'docs' / 'plans.md'
 RECIPES = ('mha', 'gla', 'mamba2')
-SLICES = {'v5p:2x2x4': (16, 16), 'v5p:4x4x4': (64, 4)}
+SLICES = {'H100x8': (8, 8), 'v5p:2x2x4': (16, 16), 'v5p:4x4x4': (64, 4)}
 """Of every topology the number of chips, over which parameters and rows are divided, and the parts of a step.
 
 A part has a row a chip at least.
@@ -31,13 +31,13 @@ Sizes as they stand, with their batch and its parts, whole on one device: by
 What is not in the table was not compiled.
 """
 NOT_MADE = 'Not made.'
-HEAD = """# A billion parameters on 16 and 64 chips, planned
+HEAD = """# A billion parameters on 8, 16 and 64 chips, planned
 
 Made by `python -m tests.compile.plans [RECIPE ...]`. Each section is what a command printed: memory and what chips
-exchange as the compiler for TPUs has them, operations counted from shapes, the time of a step by published peaks.
-Nothing here has run.
+exchange as the compilers for TPUs and GPUs have them, operations counted from shapes, the time of a step by published
+peaks. Nothing here has run. Those of H100 are made where JAX's plugin for CUDA is ([training.md](training.md)).
 
-Where a product sums over the dimension by which its weight is divided over chips, the compiler makes one ring of
+Where a product sums over the dimension by which its weight is divided over chips, that for TPUs makes one ring of
 gathering the weight and multiplying by it: pieces go around, two at a time, while those that are there are
 multiplied. These are the many `collective-permute`, in each layer and part, forward and backward. Each turn reads and
 writes the sum so far, which is most of the bytes of memory.

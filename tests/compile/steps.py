@@ -21,32 +21,19 @@ from pallas_kernels import target
 from tests.compile import programs
 from tests.kernels import compile_gpu
 
-UNMEASURED = {
-    'xla_gpu_autotune_level': 0,
-    'xla_gpu_enable_cublaslt': False,
-    'xla_gpu_enable_triton_gemm': False,
-}
-"""Options by which XLA chooses algorithms of products without a device."""
 
-
-def compiled_for_h100(trace: Callable[[], jax.stages.Traced]) -> jax.stages.Compiled:
-    """What is traced, compiled for an H100."""
-    with target.compiling_for(target.H100):
-        return trace().lower(lowering_platforms=('cuda',)).compile(compiler_options=UNMEASURED)
-
-
-def of_gpu(recipe: str, device: jax.Device) -> tuple[jax.stages.Compiled, float]:
-    """A step for a GPU, and the bytes moved beside its kernels."""
-    compiled = compiled_for_h100(functools.partial(programs.trace, recipe, 'training step', [device]))
-    return compiled, sum(compile_gpu.beside(compiled.as_text()).values())
-
-
-def of_tpu(recipe: str, topology: topologies.Topology) -> tuple[jax.stages.Compiled, float]:
-    """A step for a TPU, and the bytes moved."""
+def compiled(topology: topologies.Topology, trace: Callable[[], jax.stages.Traced]) -> jax.stages.Compiled:
+    """What is traced, compiled for one device of a topology."""
     with target.compiling_for(topology.target):
-        lowered = programs.trace(recipe, 'training step', topology.devices[:1]).lower(lowering_platforms=('tpu',))
-        compiled = lowered.compile()
-    return compiled, compiled.cost_analysis()['bytes accessed']
+        return topology.compile(trace().lower(lowering_platforms=(topology.platform,)))
+
+
+def step(recipe: str, topology: topologies.Topology) -> tuple[jax.stages.Compiled, float]:
+    """A step, and the bytes moved: on a GPU beside its kernels."""
+    found = compiled(topology, functools.partial(programs.trace, recipe, 'training step', topology.devices[:1]))
+    if topologies.gpus(topology.name):
+        return found, sum(compile_gpu.beside(found.as_text()).values())
+    return found, found.cost_analysis()['bytes accessed']
 
 
 def main() -> None:
@@ -58,16 +45,14 @@ def main() -> None:
     options = parser.parse_args()
     programs.ROWS, programs.LENGTH = options.rows, options.length
     programs.WIDTH, programs.HEADS = options.width, options.heads
-    if topologies.gpus(options.topology):
-        step = functools.partial(of_gpu, device=compile_gpu.absent_h100())
-    else:
-        step = functools.partial(of_tpu, topology=topologies.find(options.topology))
+    jax.config.update('jax_platforms', 'cpu')
+    topology = topologies.find(options.topology)
     for recipe in options.recipes:
         start, busy = time.perf_counter(), time.process_time()
-        compiled, moved = step(recipe)
+        found, moved = step(recipe, topology)
         line = {
             'recipe': recipe,
-            'temporary MiB': round(compiled.memory_analysis().temp_size_in_bytes / 2**20),
+            'temporary MiB': round(found.memory_analysis().temp_size_in_bytes / 2**20),
             'moved MiB': round(moved / 2**20),
             'seconds': round(time.perf_counter() - start, 1),
             'processor seconds': round(time.process_time() - busy, 1),

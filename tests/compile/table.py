@@ -3,11 +3,13 @@
     python -m tests.compile.table [--topology=v5e:2x2] [--mesh=data=4] [--programs=prefill,...] [--level=O1] [--write]
         [--new] [--minutes=30] [--workers=2] [RECIPE ...]
     python -m tests.compile.table --missing --write [--level=O1] [--minutes=30] [--workers=2] [RECIPE ...]
+    python -m tests.compile.table --stale [--topology=v5e:2x2] [--mesh=data=4] [--programs=prefill,...] [RECIPE ...]
     python -m tests.compile.table --render
 
 For every recipe, of all of them if none is named, and every program one line of JSON on standard output: how many
-kernels it calls, which cores none serves, or why it does not compile. For H100, the default, programs are lowered; for
-TPUs they are compiled, for one chip or with `--mesh` for all of the topology. `--level` is the effort of XLA,
+kernels it calls, which cores none serves, or why it does not compile. For H100, the default, programs are lowered, with
+`--mesh` compiled where JAX's plugin for CUDA is (`make compile-gpu`); for TPUs they are compiled, for one chip or with
+`--mesh` for all of the topology. `--level` is the effort of XLA,
 `JAX_OPTIMIZATION_LEVEL`, which a line names where it is not the default; at the default it replaces such a line.
 
 `--write` keeps each line in docs/compiled.jsonl, under the hash of the program as it was lowered, and makes
@@ -15,7 +17,10 @@ docs/compiled.md of them: a program whose hash and compiler are those of its lin
 out whatever has a line, without looking at its hash. So it may be stopped at any time, by `--minutes` too, and goes on.
 `--missing` goes through the cells of the document that have no line, the most telling first: one recipe of each class
 everywhere, then all others, the programs that compile soonest before steps, and at last what is dear to compile; of
-RECIPEs alone, if any is named. `--render` makes the document of the lines that are kept and compiles nothing.
+RECIPEs alone, if any is named. `--stale` lowers the programs that have a line of this version of JAX, a few seconds
+each, compiles none, and says which lines are of programs that are others by now, and of how many that is unknown, as
+their hashes are older than DIGITS. `--render` makes the document of the
+lines that are kept and compiles nothing.
 
 Programs are compiled in processes of their own, of which there are `--workers`: the compiler may die of one.
 """
@@ -35,6 +40,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from multiprocessing import connection
 from typing import Any
+from unittest import mock
 
 import jax
 
@@ -45,8 +51,11 @@ from tests.compile import programs
 
 DOCUMENT = pathlib.Path(__file__).parents[2] / 'docs' / 'compiled.md'
 KEPT = DOCUMENT.with_suffix('.jsonl')
-KERNEL = {'cuda': 'custom_call @mosaic_gpu', 'tpu': 'custom_call_target="tpu_custom_call"'}
-"""How a call of a kernel shows in a program lowered for GPUs, and in one compiled for TPUs."""
+KERNEL = {'cuda': 'custom_call_target="mosaic_gpu', 'tpu': 'custom_call_target="tpu_custom_call"'}
+"""How a call of a kernel shows in a compiled program."""
+
+LOWERED = 'custom_call @mosaic_gpu'
+"""How it shows in a program lowered for GPUs."""
 
 CLASSES = ('mha', 'gla', 'gated_delta_net', 'mamba', 'mamba2', 'rg_lru')
 """One recipe of each class of cores: softmax, linear attention, delta rule, selective scan, duality, linear scan."""
@@ -80,6 +89,12 @@ STEPS = {'training step': 1, 'recomputing step': 2}
 DEAR = 60.0
 """Seconds of processor time from which on a program is dear to compile: whole steps of long convolutions."""
 
+DIGITS = 20
+"""Of a hash; one of 16 is older, and of where source files lay too."""
+
+PLACES = 'jax._src.source_info_util'
+"""Where JAX decides which files it names in programs."""
+
 LEVELS = ('O0', 'O1', 'O2', 'O3')
 """Values of `JAX_OPTIMIZATION_LEVEL`."""
 
@@ -99,6 +114,20 @@ class Cell:
         return cls(**{field.name: line[field.name] for field in dataclasses.fields(cls)})
 
 
+def lower(cell: Cell, topology: topologies.Topology) -> jax.stages.Lowered:
+    """A program as the compiler of a topology is given it, but that it does not say where its source files lie.
+
+    A kernel in it would: of another checkout, or after a line of any file on the way to it, it would be another.
+    """
+    with target.compiling_for(topology.target), mock.patch(f'{PLACES}.is_user_filename', lambda name: False):
+        traced = programs.trace(cell.recipe, cell.program, topology.devices, cell.mesh)
+        return traced.lower(lowering_platforms=(topology.platform,))
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+
+
 def describe(
     cell: Cell, topology: topologies.Topology, before: dict[str, Any] | None = None, level: str = ''
 ) -> dict[str, Any]:
@@ -110,22 +139,48 @@ def describe(
     version = {'jax': jax.__version__, 'hash': ''}
     effort = {'level': level} if level and topology.compiles else {}
     try:
-        with target.compiling_for(topology.target), dispatch.ledger() as entries:
-            traced = programs.trace(cell.recipe, cell.program, topology.devices, cell.mesh)
-            lowered = traced.lower(lowering_platforms=(topology.platform,))
+        with dispatch.ledger() as entries:
+            lowered = lower(cell, topology)
             text = lowered.as_text()
-            version['hash'] = hashlib.sha256(text.encode()).hexdigest()[:16]
+            version['hash'] = _hash(text)
             if before is not None and _serves(before, version, level):
                 return before
             jax.config.update('jax_optimization_level', level or 'UNKNOWN')
-            text = lowered.compile().as_text() if topology.compiles else text
+            text = topology.compile(lowered).as_text() if topology.compiles else text
     except Exception as error:  # Whatever it is, it is the finding.
-        found: dict[str, Any] = {'failed': f'{type(error).__name__}: {str(error).strip().partition("\n")[0]}'}
+        found: dict[str, Any] = {'failed': _said(error)}
     else:
         without = {f'{entry.core}: {_reason(entry)}' for entry in entries if 'mosaic' not in entry.implementation}
-        found = {'kernels': text.count(KERNEL[topology.platform]), 'without': sorted(without)}
+        kernel = KERNEL[topology.platform] if topology.compiles else LOWERED
+        found = {'kernels': text.count(kernel), 'without': sorted(without)}
     seconds = {'seconds': round(time.process_time() - start, 1)}
     return dataclasses.asdict(cell) | version | effort | found | seconds
+
+
+def stale(cells: Iterable[Cell], kept: dict[Cell, dict[str, Any]]) -> Iterator[tuple[Cell, str]]:
+    """Which lines are of programs that are as they were, '', and how the programs of others differ.
+
+    Lines of another version of JAX are left out.
+    """
+    find = functools.cache(topologies.find)
+    for cell in cells:
+        line = kept.get(cell, {})
+        if not line.get('hash') or line['jax'] != jax.__version__:
+            continue
+        topology = find(cell.topology)
+        if len(line['hash']) != DIGITS:
+            yield cell, 'unknown'
+            continue
+        try:
+            now = _hash(lower(cell, topology).as_text())
+        except Exception as error:  # As in `describe`.
+            now = _said(error)
+        yield cell, '' if now == line['hash'] else now
+        jax.clear_caches()
+
+
+def _said(error: Exception) -> str:
+    return f'{type(error).__name__}: {str(error).strip().partition("\n")[0]}'
 
 
 def _serves(line: dict[str, Any], version: dict[str, str], level: str) -> bool:
@@ -166,7 +221,7 @@ seconds, and the effort of the compiler (`JAX_OPTIMIZATION_LEVEL`) where it was 
 two; a line without a hash is older than the record, or of a program that the compiler died of. "{NOT_COMPILED}" is what
 it says: nothing is known of that program, and no cell is derived from another. A line is of the program as it was when
 it was compiled, and may be older than the code: what it says of kernels may have changed since. `git blame
-docs/compiled.jsonl` names the commit of each.
+docs/compiled.jsonl` names the commit of each, and `python -m tests.compile.table --stale` says which are.
 
 A model of every recipe, {programs.ROWS} x {programs.LENGTH} tokens (a row a device at least), width {programs.WIDTH},
 {programs.HEADS} heads, two periods of its pattern of layers scanned, in bfloat16, with the optimiser of
@@ -249,13 +304,20 @@ def telling(kept: dict[Cell, dict[str, Any]]) -> list[Cell]:
     return sorted(rest, key=lambda cell: (cell.recipe not in CLASSES, cell.recipe in dear, STEPS.get(cell.program, 0)))
 
 
+def topology_of(name: str, mesh: str) -> topologies.Topology:
+    """What a program is compiled for; GPUs without a mesh are stood in for, as of these programs are only lowered."""
+    if topologies.gpus(name) and not mesh:
+        return topologies.stand_ins(name, 'programs without a mesh are lowered')
+    return topologies.find(name)
+
+
 def _serve(asked: connection.Connection) -> None:
     """Describes the programs that are asked for, one after another."""
     jax.config.update('jax_platforms', 'cpu')
-    find = functools.cache(topologies.find)
+    find = functools.cache(topology_of)
     while True:
         cell, before, level = asked.recv()
-        asked.send(describe(cell, find(cell.topology), before, level))
+        asked.send(describe(cell, find(cell.topology, cell.mesh), before, level))
         jax.clear_caches()
 
 
@@ -311,6 +373,7 @@ if __name__ == '__main__':
     parser.add_argument('--write', action='store_true')
     parser.add_argument('--new', action='store_true')
     parser.add_argument('--missing', action='store_true')
+    parser.add_argument('--stale', action='store_true')
     parser.add_argument('--render', action='store_true')
     parser.add_argument('--minutes', type=float, default=float('inf'))
     parser.add_argument('--workers', type=int, default=1)
@@ -321,12 +384,23 @@ if __name__ == '__main__':
         _replace(DOCUMENT, render(read()))
         sys.exit()
     until = time.monotonic() + 60 * options.minutes
-    kept = read() if options.write or options.new or options.missing else {}
+    kept = read() if options.write or options.new or options.missing or options.stale else {}
     wanted = [
         Cell(options.topology, options.mesh, recipe, name)
         for recipe in options.recipes or ZOO
         for name in _programs(recipe, options.programs.split(','))
     ]
+    if options.stale:
+        jax.config.update('jax_platforms', 'cpu')
+        found: collections.Counter[str] = collections.Counter()
+        for cell, now in stale(wanted, kept):
+            found[{'': 'as they were', 'unknown': 'unknown'}.get(now, 'others')] += 1
+            if now not in ('', 'unknown'):
+                print(json.dumps(dataclasses.asdict(cell) | {'now': now}), flush=True)
+            if time.monotonic() > until:
+                break
+        print(f'lines of programs: {dict(found)}', file=sys.stderr)
+        sys.exit()
     if options.missing:
         wanted = [cell for cell in telling(kept) if not options.recipes or cell.recipe in options.recipes]
     left = [cell for cell in wanted if not (options.new and cell in kept)]

@@ -10,8 +10,10 @@ import pytest
 
 from attnlab.train import topologies
 from attnlab.zoo import ZOO
+from pallas_kernels import target
 from tests.compile import table
 from tests.compile.programs import PROGRAMS, programs_of, trace
+from tests.kernels import compile_gpu
 
 ROOT = pathlib.Path(__file__).parents[2]
 CHOSEN = ('mha', 'gla', 'mamba2', 'rg_lru')
@@ -30,13 +32,22 @@ def check(line, kernel):
 
 
 def described(recipe, program):
-    return table.describe(table.Cell('H100x1', '', recipe, program), topologies.find('H100x1'))
+    return table.describe(table.Cell('H100x1', '', recipe, program), table.topology_of('H100x1', ''))
 
 
 @pytest.mark.parametrize(('recipe', 'program'), [(recipe, name) for recipe in ZOO for name in programs_of(recipe)])
 @pytest.mark.slow
 def test_programs_are_lowered_for_gpus(recipe, program):
     check(described(recipe, program), 'mosaic_gpu')
+
+
+@pytest.mark.parametrize('recipe', ZOO)
+@pytest.mark.slow
+def test_steps_are_lowered_for_tpus(recipe):
+    """Before its compiler is asked, which few recipes are given to in a night."""
+    topology = topologies.Topology('a TPU', tuple(jax.local_devices()[:1]), target.TPU_V5E)
+    text = table.lower(table.Cell('', '', recipe, 'training step'), topology).as_text()
+    check({'recipe': recipe, 'program': 'training step', 'kernels': text.count('@tpu_custom_call')}, 'mosaic_tpu')
 
 
 @pytest.mark.parametrize(
@@ -71,11 +82,20 @@ def test_the_document_shows_the_lines_that_are_kept():
     jax.__version_info__ < (0, 12), reason='JAX 0.11 lowers a kernel for GPUs to other bytes every time'
 )
 def test_a_program_that_is_as_it_was_is_not_compiled_again():
-    cell, topology = table.Cell('H100x1', '', 'base_conv', 'evaluation'), topologies.find('H100x1')
+    # What other tests have traced says where its source files are.
+    jax.clear_caches()
+    cell, topology = table.Cell('H100x1', '', 'base_conv', 'evaluation'), table.topology_of('H100x1', '')
     line = table.describe(cell, topology)
     assert 'failed' not in line, line
     assert table.describe(cell, topology, line) is line
     assert table.describe(cell, topology, line | {'jax': '0.1'})['jax'] == line['jax']
+    kept = {cell: line, table.Cell('H100x1', '', 'base_conv', 'prefill'): line | {'jax': '0.1'}}
+    assert list(table.stale(kept, kept)) == [(cell, '')]
+    assert list(table.stale(kept, {cell: line | {'hash': table.DIGITS * '0'}})) == [(cell, line['hash'])]
+    assert list(table.stale(kept, {cell: line | {'hash': 16 * '0'}})) == [(cell, 'unknown')]
+    # Nor does a program say where its source files are, so that it is the same of another checkout.
+    text = table.lower(cell, topology).as_text()
+    assert 'mosaic_gpu' in text and str(ROOT) not in text
 
 
 @pytest.mark.slow
@@ -97,11 +117,26 @@ def test_a_program_that_is_as_it_was_is_not_compiled_again():
     ],
 )
 def test_programs_are_compiled_for_tpus(topology, programs, recipe):
-    # In a process of its own: the compiler's library speaks up in every process that finds it.
-    command = [sys.executable, '-m', 'tests.compile.table', f'--topology={topology}', f'--programs={programs}', recipe]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=1800)
-    assert done.returncode == 0, f'make test installs the compiler of TPUs.\n{done.stderr[-3000:]}'
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    lines = compiled(f'--topology={topology}', f'--programs={programs}', recipe)
     assert [line['program'] for line in lines] == programs.split(',')
     for line in lines:
         check(line, 'mosaic_tpu')
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not compile_gpu.APART.exists(), reason='make compile-gpu installs the plugin for CUDA')
+@pytest.mark.parametrize('mesh', [mesh for mesh in table.MESHES if mesh.count(',') < 2])
+def test_steps_are_compiled_for_four_gpus(mesh):
+    lines = compiled('--topology=H100x4', f'--mesh={mesh}', '--programs=training step', *table.CLASSES)
+    assert {line['recipe'] for line in lines} == set(table.CLASSES)
+    for line in lines:
+        check(line, 'mosaic_gpu')
+
+
+def compiled(*arguments):
+    # In a process of its own: a compiler's library speaks up in every process that finds it.
+    command = [sys.executable, '-m', 'tests.compile.table', *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=1800)
+    makes = 'make test installs the compiler of TPUs, make compile-gpu that of GPUs'
+    assert done.returncode == 0, f'{makes}.\n{done.stderr[-3000:]}'
+    return [json.loads(line) for line in done.stdout.splitlines()]

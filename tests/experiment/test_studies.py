@@ -13,12 +13,14 @@ from rich.console import Console
 from attnlab import cli
 from attnlab.compare.report.comparison import Comparison, Point, StudyResult
 from attnlab.compare.report.contents import Costs, StudyContents
+from attnlab.config import spec
 from attnlab.errors import UserError
 from attnlab.experiment import results as results_module
 from attnlab.experiment import studies as study_experiment
 from attnlab.experiment.experiment import Experiment
 from attnlab.experiment.results import provenance
 from attnlab.experiment.studies import report_studies, run_studies, with_baselines
+from attnlab.sweep.space import Grid
 from attnlab.sweep.study import confirmation, create_study
 from attnlab.sweep.worker import work
 from attnlab.train import launch
@@ -169,6 +171,22 @@ def test_a_study_that_does_not_fit_is_one_line_before_any_runs(experiment, tmp_p
     with pytest.raises(UserError, match=said):
         run_studies(experiment, tmp_path / 'runs', 'command', 1, QUIET)
     assert not (tmp_path / 'runs').exists()
+
+
+def test_a_study_of_which_no_trial_could_be_built_says_why(experiment, tmp_path, monkeypatch):
+    studies = experiment.studies()
+    with studies['text']['two'].unlocked():
+        studies['text']['two'].space.rate = spec(Grid, key='batch_size', values=(0, -1))
+    monkeypatch.setattr(Experiment, 'studies', lambda self: studies)
+    monkeypatch.setattr(study_experiment, '_begun', lambda folder: [folder] if folder.name == 'one' else [])
+    folders = [tmp_path / 'runs' / 'toy' / 'cpu' / 'text' / name for name in ('one', 'two')]
+    create_study(folders[0], studies['text']['one'])
+    with pytest.raises(UserError, match='two is no study with a trial yet: run the experiment first'):
+        report_studies(experiment, tmp_path / 'runs', 'command', QUIET)
+    create_study(folders[1], studies['text']['two'])
+    work(folders[1], None, QUIET)
+    with pytest.raises(UserError, match=r'two could be built, the first for this: config\.batch_size is 0; it'):
+        report_studies(experiment, tmp_path / 'runs', 'command', QUIET)
 
 
 def test_a_start_that_ended_in_an_error_leaves_its_time(experiment, tmp_path, monkeypatch):

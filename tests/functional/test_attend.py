@@ -1,6 +1,7 @@
 """One read, stateless or from a cache, by the core or by whole rows: they agree."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -140,3 +141,18 @@ def test_values_of_the_identity_read_weights():
 def test_a_penalty_refuses_what_it_would_not_see():
     with pytest.raises(UserError, match='products of queries and keys alone; there is also slopes'):
         read(Reach(), slopes=jnp.ones(HEADS), weights=Penalised(Relu(), RowPenalty()))
+
+
+def test_a_step_writes_its_cache_in_place():
+    """XLA wrote once more for each product that reads the cache, into a copy of all of it."""
+    slots = 512
+
+    def step(q, k, v, cache):
+        view = look(entries(k, v), Context.full(1, 1), Reach(), cache)
+        return attend(q, view.entries.keys, view.entries.values, view), view.cache
+
+    cache = empty_cache(1, slots, kv_heads=GROUPS, key_dim=K, value_dim=K, dtype=jnp.float32)
+    q, k, v = (x[:1, :1] for x in operands())
+    text = jax.jit(step, donate_argnums=3).lower(q, k, v, cache).compile().as_text()
+    assert re.search(rf'= f32\[1,{GROUPS},{slots},{K}\]\S* fusion\(', text)
+    assert not re.search(rf'= f32\[[0-9,]*{slots},{K}\]\S* copy\(', text)

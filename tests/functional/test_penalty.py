@@ -136,7 +136,7 @@ def test_as_many_labels_as_tokens_change_no_bit(layer):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize('layer', ['rows of weights', 'alignment'])
+@pytest.mark.parametrize('layer', ['experts', 'rows of weights', 'alignment'])
 def test_padding_has_no_part_in_the_mean(layer):
     """Rows of four tokens and three of padding are as rows of four; what stands in padding is of no account."""
     x, segments = jax.random.normal(jax.random.key(0), (3, 7, 4)), jnp.tile(jnp.array([[1, 1, 1, 1, 0, 0, 0]]), (3, 1))

@@ -1,18 +1,21 @@
 """Compiles cores for an H100 that is not there, forward and backward at the sizes of models; a process of its own.
 
     python tests/kernels/compile_gpu.py [--first] linear_scan attention
+    python tests/kernels/compile_gpu.py --large linear_scan attention
 
 For every core and call of `real()` one line of JSON on standard output: of every kernel its registers, bytes spilled,
 shared memory, the lines of PTX that touch an accumulator too early, and constants in registers of factors; of the
 program the operations that XLA has beside the kernels and the bytes they read and write, the bytes of temporaries, and
-seconds of processor time. JAX's plugin for CUDA and the assembler are taken from `<environment>/cuda`, where `make
-compile-gpu` puts them.
+seconds of processor time. With `--large` it is the first call, grown to arrays of more than 2^32 numbers, and of every
+kernel the places where its offsets might have too few bits. JAX's plugin for CUDA and the assembler are found as by
+`attnlab train --topology=H100x1`: installed, or in `<environment>/cuda`, where `make compile-gpu` puts them.
 """
 
 import argparse
 import collections
 import importlib
 import json
+import math
 import os
 import pathlib
 import re
@@ -21,30 +24,17 @@ import sys
 import tempfile
 import time
 import traceback
+from typing import Any
 
 import jax
-from jax.experimental import topologies
 
 import pallas_kernels
+from attnlab.errors import UserError
+from attnlab.train import topologies
 from pallas_kernels import dispatch, target
+from pallas_kernels.cases import drawing
 
 APART = pathlib.Path(sys.prefix) / 'cuda'
-H100 = """
-gpu_device_info {
-  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
-  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448 shared_memory_per_core: 233472
-  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  registers_per_core_limit: 65536 registers_per_block_limit: 65536
-  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: 84978434048
-  cuda_compute_capability { major: 9 }
-}
-platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 10 }
-runtime_version { major: 13 }
-device_description_str: "NVIDIA H100 80GB HBM3"
-"""
-"""What XLA wants to know of the device, in the text form of its `GpuTargetConfigProto`."""
-
 BYTES = {'pred': 1, 's8': 1, 'u8': 1, 'bf16': 2, 'f16': 2, 's16': 2, 'f32': 4, 's32': 4, 'u32': 4, 'f64': 8, 's64': 8}
 FREE = {'parameter', 'constant', 'bitcast', 'tuple', 'get-tuple-element', 'while', 'conditional', 'call', 'after-all'}
 """Operations that move nothing themselves."""
@@ -95,6 +85,49 @@ def constant_factors(ptx: str) -> list[str]:
         elif written := re.match(r'\s*(?:@!?%\w+ )?[\w.:]+\s+(%\w+),', line):
             held.pop(written[1], None)
     return found
+
+
+def narrow_offsets(log: str) -> list[str]:
+    """What in a kernel, as Mosaic hands it to LLVM, might address an array with fewer than 64 bits.
+
+    It is a product in 32 bits by a stride, in numbers or in bytes, along which an array has more than 2^31 numbers; a
+    pointer that is moved by 32 bits which depend on more than the thread; and a dimension too long for an index of 32
+    bits. Without these an index along one dimension has 32 bits, and what is made of several has 64.
+    """
+    text = log[log.rindex('IR Dump Before GpuModuleToAssemblyPass') :].partition('// -----// IR Dump')[0]
+    factors, long = set[int](), set[str]()
+    for shape, kind in re.findall(r'memref<((?:\d+x)+)([a-z]+\d+)', text):
+        sizes = [int(size) for size in shape.split('x')[:-1]]
+        strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+        past = [stride for size, stride in zip(sizes, strides, strict=True) if stride > 1 and size * stride > 2**31]
+        factors |= {stride * times for stride in past for times in (1, BYTES.get(kind.replace('i', 's'), 1))}
+        long |= {shape for size in sizes if size >= 2**31}
+    own = text.rpartition('gpu.module')[2]
+    defined = dict(re.findall(r'^\s*(%[\w.]+) = (.*?)(?: loc\(.*)?$', own, re.MULTILINE))
+    found = [f'a dimension of {shape}' for shape in sorted(long)]
+    for name, value in defined.items():
+        operands = re.findall(r'%[\w.]+', value)
+        if re.match(r'llvm\.(mul|shl) .*: i32$', value):
+            known = [constant for operand in operands if (constant := _constant(defined.get(operand, ''))) is not None]
+            narrow = any((2**number if 'shl' in value[:9] else number) in factors for number in known)
+        else:
+            narrow = 'getelementptr' in value and '(!llvm.ptr, i32)' in value and not _of_thread(operands[-1], defined)
+        if narrow:
+            found.append(f'{name} = {value}')
+    return found
+
+
+def _constant(value: str) -> int | None:
+    found = re.match(r'llvm\.mlir\.constant\((-?\d+) : i32\)', value)
+    return found and int(found[1])
+
+
+def _of_thread(name: str, defined: dict[str, str]) -> bool:
+    """Whether a number is made of constants and of the place of a thread in its block."""
+    value = defined.get(name)
+    if value is None or 'ctaid' in value or 'llvm.load' in value:
+        return False
+    return all(_of_thread(operand, defined) for operand in re.findall(r'%[\w.]+', value))
 
 
 def beside(text: str) -> dict[str, int]:
@@ -148,14 +181,12 @@ def kernels(folder: pathlib.Path) -> list[dict[str, object]]:
 
 
 def absent_h100() -> jax.Device:
-    """Returns an H100 that programs can be compiled for, by the plugin in `APART`."""
-    # It can be told in no other way: read when JAX first looks for plugins, and when a kernel is first compiled.
-    os.environ |= {'JAX_SKIP_CUDA_CONSTRAINTS_CHECK': '1', 'JAX_PLATFORMS': 'cpu'}
-    os.environ['PATH'] = f'{APART / "nvidia" / "cu13" / "bin"}:{os.environ["PATH"]}'
+    """Returns an H100 that programs can be compiled for. Raises `UserError` without JAX's plugin for CUDA."""
     jax.config.update('jax_platforms', 'cpu')
-    sys.path.append(str(APART))
-    found = topologies.get_topology_desc(platform='cuda', topology_name='H100', topology='1x1x1', target_config=H100)
-    return found.devices[0]
+    topology = topologies.find('H100x1')
+    if not topology.compiles:
+        raise UserError(f'there is no compiler for an H100: {topology.lacks}')
+    return topology.devices[0]
 
 
 def compile_calls(core: str, here: jax.sharding.Sharding, folder: pathlib.Path, *, first: bool) -> None:
@@ -186,6 +217,33 @@ def compile_calls(core: str, here: jax.sharding.Sharding, folder: pathlib.Path, 
             print(json.dumps(line), flush=True)
 
 
+def check_offsets(core: str, here: jax.sharding.Sharding, folder: pathlib.Path) -> None:
+    """Compiles the first call of a core over arrays of more than 2^32 numbers, and prints how they are addressed."""
+    call = _large(next(iter(importlib.import_module(f'pallas_kernels.cases.{core}').real().values())))
+    for what in ('forward', 'forward and backward'):
+        shutil.rmtree(folder)
+        folder.mkdir()
+        jax.clear_caches()
+        with target.compiling_for(target.H100), dispatch.ledger() as entries:
+            _compile(getattr(pallas_kernels, core), call, here, gradients=what != 'forward')
+        logs = sorted(folder.glob('*.mlir-passes.log'))
+        offsets = {log.name.partition('.')[0]: narrow_offsets(log.read_text()) for log in logs}
+        line = {'core': core, 'what': what, 'implementation': entries[0].implementation, 'offsets': offsets}
+        print(json.dumps(line), flush=True)
+
+
+def _large(call: drawing.Call) -> drawing.Call:
+    """The call with so many times as many rows that its first array has more than 2^32 numbers."""
+    first = next(iter(call.arrays.values()))
+    times = 2**32 // math.prod(first.shape) + 1
+
+    def grown(name: str, value: Any) -> Any:
+        rows = isinstance(value, jax.ShapeDtypeStruct) and name != 'taps' and value.shape[:1] == first.shape[:1]
+        return jax.ShapeDtypeStruct((times * value.shape[0], *value.shape[1:]), value.dtype) if rows else value
+
+    return drawing.Call(*({name: grown(name, value) for name, value in part.items()} for part in call))
+
+
 def _compile(function, call, here, *, gradients):
     options = {name: value for name, value in call.options.items() if not isinstance(value, jax.ShapeDtypeStruct)}
     constant = {name: value for name, value in call.options.items() if isinstance(value, jax.ShapeDtypeStruct)}
@@ -205,16 +263,21 @@ def _compile(function, call, here, *, gradients):
 if __name__ == '__main__':
     parser = argparse.ArgumentParser()
     parser.add_argument('--first', action='store_true', help='the first call of a core alone')
+    parser.add_argument('--large', action='store_true', help='how kernels address arrays of more than 2^32 numbers')
     parser.add_argument('cores', nargs='+')
     options = parser.parse_args()
     dumps = pathlib.Path(tempfile.mkdtemp()) / 'dumps'
     dumps.mkdir()
-    os.environ |= {f'MOSAIC_GPU_DUMP_{what}': '1' for what in ('PTX', 'PTXAS', 'RESOURCES')}
+    dumped = ('MLIR_PASSES',) if options.large else ('PTX', 'PTXAS', 'RESOURCES')
+    os.environ |= {f'MOSAIC_GPU_DUMP_{what}': '1' for what in dumped}
     os.environ['MOSAIC_GPU_DUMP_TO'] = str(dumps)
     here = jax.sharding.SingleDeviceSharding(absent_h100())
     for core in options.cores:
         try:
-            compile_calls(core, here, dumps, first=options.first)
+            if options.large:
+                check_offsets(core, here, dumps)
+            else:
+                compile_calls(core, here, dumps, first=options.first)
         except Exception:
             # One core of several: what went wrong is said, and the others are compiled.
             print(json.dumps({'core': core, 'error': traceback.format_exc()[-3000:]}), flush=True)

@@ -1,12 +1,13 @@
 """Compiles cores for TPUs that are not there, forward and backward at the sizes of models; a process of its own.
 
     python tests/kernels/compile_tpu.py [--topologies=v5e:2x2,v6e:2x2] [--first] [--schedules] linear_scan attention
+    python tests/kernels/compile_tpu.py --topologies=v5e:2x2 --calls=every_map --schedules attention
 
-For every topology, core and call of `real()` one line of JSON on standard output: seconds of processor time, memory
-and cost as the compiler has them; with `--schedules` of every kernel the instructions (bundles) that it was compiled
-to, those of each loop in a program, the part of their slots for matrix units and for vectors that is used, and
-registers spilled. libtpu is taken from
-`<environment>/libtpu`, where it disturbs nobody else, or as installed.
+For every topology, core and call of `real()`, or of what `--calls` names, one line of JSON on standard output:
+seconds of processor time, memory and cost as the compiler has them; with `--schedules` of every kernel the instructions
+(bundles) that it was compiled to, those of each loop in a program, the part of their slots for matrix units and for
+vectors that is used, and registers spilled. libtpu is taken from `<environment>/libtpu`, where it disturbs nobody else,
+or as installed.
 """
 
 import argparse
@@ -74,11 +75,11 @@ def schedule(text: str) -> dict[str, object]:
     return {'bundles': len(bundles), **parts, 'spills': used['VSTORE:SPILL']}
 
 
-def compile_calls(core: str, topology: str, *, first: bool, dumps: pathlib.Path | None) -> None:
-    """Compiles the calls of `real()` of a core, or the first of them, and prints what came of it."""
+def compile_calls(core: str, topology: str, calls: str, *, first: bool, dumps: pathlib.Path | None) -> None:
+    """Compiles the calls of a core that a function of its cases has, or the first, and prints what came of it."""
     device = topologies.get_topology_desc(platform='tpu', topology_name=topology).devices[0]
-    calls = importlib.import_module(f'pallas_kernels.cases.{core}').real()
-    for name, call in list(calls.items())[: 1 if first else None]:
+    found = getattr(importlib.import_module(f'pallas_kernels.cases.{core}'), calls)()
+    for name, call in list(found.items())[: 1 if first else None]:
         for what in ('forward', 'forward and backward'):
             function = getattr(pallas_kernels, core)
             start = time.process_time()
@@ -122,6 +123,7 @@ def _compile(function, call, device, *, gradients):
 if __name__ == '__main__':
     parser = argparse.ArgumentParser()
     parser.add_argument('--topologies', default=TOPOLOGIES)
+    parser.add_argument('--calls', default='real', help='the function of the cases of a core that has its calls')
     parser.add_argument('--first', action='store_true', help='the first call of a core alone')
     parser.add_argument('--schedules', action='store_true', help='what kernels are compiled to')
     parser.add_argument('cores', nargs='+')
@@ -133,7 +135,7 @@ if __name__ == '__main__':
     for topology in options.topologies.split(','):
         for core in options.cores:
             try:
-                compile_calls(core, topology, first=options.first, dumps=dumps)
+                compile_calls(core, topology, options.calls, first=options.first, dumps=dumps)
             except Exception:
                 # One core of several: what went wrong is said, and the others are compiled.
                 print(json.dumps({'core': core, 'error': traceback.format_exc()[-3000:]}), flush=True)

@@ -1,6 +1,6 @@
 """Puts what `compile_gpu.py` found into docs/kernels.md.
 
-python tests/kernels/compile_gpu.py --first attention softmax ... > found.jsonl
+python tests/kernels/compile_gpu.py attention ... > found.jsonl
 python tests/kernels/gpu_table.py found.jsonl
 """
 
@@ -27,7 +27,7 @@ def table(lines: list[dict]) -> str:
         )
         early = sum(len(kernel['early']) for kernel in line['kernels'])
         figures = [f'{line[what]:.0f}' for what in ('beside MiB', 'arguments MiB', 'temporary MiB')]
-        named = '; '.join(kernels) or 'as forward'
+        named = '; '.join(kernels) or 'as before'
         rows.append(
             [f'`{line["core"]}`', line['call'], line['what'], named, str(early), *figures, str(line['seconds'])]
         )

@@ -16,16 +16,40 @@ SCRIPT = pathlib.Path(__file__).parent / 'compile_gpu.py'
 MOVED = {
     'attention': 0.55,
     'cross_entropy': 19.0,
-    'delta_rule': 0.2,
-    'diagonal_low_rank': 23.0,
-    'linear_attention': 0.6,
     'linear_scan': 1.05,
     'selective_scan': 2.5,
     'short_conv': 1.05,
     'softmax': 0.05,
     'softmax_topk': 7.0,
 }
-"""Of every core the bytes that XLA may move beside kernels for one of arguments."""
+"""Of a core the bytes that XLA may move beside kernels for one of arguments."""
+
+BESIDE = {
+    'delta_rule': {
+        'k=64, no decay': (23, 36),
+        'k=64, scalar': (56, 105),
+        'k=64, vector': (2010, 7030),
+        'k=128, no decay': (25, 48),
+        'k=128, scalar': (56, 141),
+        'k=128, vector': (3220, 11500),
+    },
+    'diagonal_low_rank': {'k=64': (3220, 11600), 'k=128': (5450, 20600)},
+    'linear_attention': {
+        'k=64, no decay': (18, 18),
+        'k=64, scalar': (49, 61),
+        'k=64, vector': (458, 1750),
+        'k=128, no decay': (18, 18),
+        'k=128, scalar': (49, 69),
+        'k=128, vector': (866, 3900),
+        'k=128, constant, grouped': (30, 345),
+        'k=128, scalar, shared': (49, 69),
+    },
+}
+"""Of every call of a matrix state the MiB that XLA may move beside kernels, forward and in both passes.
+
+At half of its batch `delta_rule` with 16 heads of 128 is to move at most 0.3 GB in both passes, `linear_attention` 0.1
+forward. With decays of key channels neither does.
+"""
 
 KERNELS = {
     'attention_forward': (168, 197),
@@ -43,11 +67,11 @@ KERNELS = {
     'matrix_state_inverse': (136, 80),
     'matrix_state_inverse_gradients': (104, 80),
     'matrix_state_read': (128, 42),
-    'matrix_state_read_gradients': (184, 47),
+    'matrix_state_read_gradients': (216, 56),
     'matrix_state_read_weighed': (64, 40),
     'matrix_state_sweep': (104, 177),
-    'matrix_state_weight_gradients': (255, 91),
-    'matrix_state_weights': (255, 75),
+    'matrix_state_weight_gradients': (255, 107),
+    'matrix_state_weights': (255, 91),
     'selective_scan_backward': (200, 86),
     'selective_scan_forward': (72, 34),
     'selective_scan_summary_of_gradients': (72, 10),
@@ -63,16 +87,39 @@ KERNELS = {
 Both decide how many blocks a multiprocessor holds; a block may have 255 and 227.
 """
 
-SPILLED = {'matrix_state_weight_gradients': 368}
-"""Bytes that a kernel may spill; others none."""
+WIDE = {
+    'delta_rule_key_gradients': (255, 111),
+    'delta_rule_missing': (112, 60),
+    'delta_rule_queries': (96, 50),
+    'delta_rule_solve': (176, 67),
+    'linear_attention_gradients': (255, 113),
+    'matrix_state_read': (136, 88),
+    'matrix_state_read_gradients': (255, 90),
+    'matrix_state_read_weighed': (64, 56),
+    'matrix_state_sweep': (144, 218),
+}
+"""The same at 128 key channels, where they differ."""
 
-EVERY = ('attention',)
+SPILLED = {
+    ('delta_rule', 'k=64, vector'): {'matrix_state_weight_gradients': 1040},
+    ('delta_rule', 'k=128, no decay'): {'delta_rule_key_gradients': 16},
+    ('delta_rule', 'k=128, vector'): {'matrix_state_weights': 176, 'matrix_state_weight_gradients': 1024},
+    ('diagonal_low_rank', 'k=64'): {'matrix_state_weight_gradients': 368},
+    ('diagonal_low_rank', 'k=128'): {'matrix_state_weights': 24, 'matrix_state_weight_gradients': 400},
+    ('linear_attention', 'k=64, vector'): {'matrix_state_weight_gradients': 368},
+    ('linear_attention', 'k=128, vector'): {'matrix_state_weight_gradients': 448},
+    ('linear_attention', 'k=128, constant, grouped'): {'matrix_state_read_gradients': 40},
+    ('linear_attention', 'k=128, scalar, shared'): {'linear_attention_gradients': 416},
+}
+"""Bytes that a kernel may spill, stores and loads together, with the first call that has it; others none."""
+
+EVERY = ('attention', *BESIDE)
 """Cores of which every call of `real()` is compiled; of others the first."""
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not compile_gpu.APART.exists(), reason='make compile-gpu installs the plugin for CUDA')
-@pytest.mark.parametrize('core', MOVED)
+@pytest.mark.parametrize('core', sorted([*MOVED, *BESIDE]))
 def test_kernels_compile_for_an_h100(core):
     command = [sys.executable, SCRIPT, *([] if core in EVERY else ['--first']), core]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
@@ -80,18 +127,64 @@ def test_kernels_compile_for_an_h100(core):
     print(done.stdout)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert not any('error' in line for line in lines), next(line['error'] for line in lines if 'error' in line)
+    # What was compiled before is not assembled again.
+    assert lines[0]['kernels']
     for line in lines:
         assert line['implementation'] == 'mosaic_gpu', line
-        # What the forward pass alone has compiled is not assembled again.
-        assert line['kernels'] or line['what'] != 'forward', line
-        assert line['beside MiB'] <= MOVED[core] * line['arguments MiB'], line
+        if core in BESIDE:
+            assert line['beside MiB'] <= BESIDE[core][line['call']][line['what'] != 'forward'], line
+        else:
+            assert line['beside MiB'] <= MOVED[core] * line['arguments MiB'], line
+        ceilings = KERNELS | WIDE if core in BESIDE and line['call'].startswith('k=128') else KERNELS
         for kernel in line['kernels']:
-            registers, shared = KERNELS[kernel['kernel']]
+            registers, shared = ceilings[kernel['kernel']]
             assert kernel['registers'] <= registers, line
             assert kernel['shared'] <= shared * 1024, line
-            assert kernel['spilled'] <= SPILLED.get(kernel['kernel'], 0), line
+            assert kernel['spilled'] <= SPILLED.get((core, line['call']), {}).get(kernel['kernel'], 0), line
             assert kernel['early'] == [], line
             assert kernel['constants'] == [], line
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not compile_gpu.APART.exists(), reason='make compile-gpu installs the plugin for CUDA')
+@pytest.mark.parametrize('core', sorted([*MOVED, *BESIDE]))
+def test_arrays_of_more_numbers_than_32_bits_count_are_addressed_with_64(core):
+    command = [sys.executable, SCRIPT, '--large', core]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert not any('error' in line for line in lines), next(line['error'] for line in lines if 'error' in line)
+    for line in lines:
+        assert line['implementation'] == 'mosaic_gpu', line
+        assert not any(line['offsets'].values()), line
+    assert lines[0]['offsets']
+
+
+LOG = """
+// -----// IR Dump Before GpuModuleToAssemblyPass: mosaic-gpu-module-to-assembly //----- //
+    %10 = builtin.unrealized_conversion_cast %9 : !llvm.struct<(ptr, ptr, i64)> to memref<327680x16384xbf16> loc(#1)
+  gpu.module @kernel {
+      %1 = llvm.mlir.constant(16384 : i32) : i32 loc(#1)
+      %2 = llvm.mlir.constant(16384 : i64) : i64 loc(#1)
+      %3 = nvvm.read.ptx.sreg.tid.x : i32 loc(#1)
+      %4 = nvvm.read.ptx.sreg.ctaid.x range <i32, 0, 327680> : i32 loc(#1)
+      %5 = llvm.sext %4 : i32 to i64 loc(#1)
+      %6 = llvm.mul %5, %2 overflow<nsw> : i64 loc(#1)
+      %7 = llvm.getelementptr %arg0[%6] : (!llvm.ptr, i64) -> !llvm.ptr, bf16 loc(#1)
+      %8 = llvm.getelementptr %7[%3] : (!llvm.ptr, i32) -> !llvm.ptr, bf16 loc(#1)
+  }
+// -----// IR Dump Before CanonicalizerPass //----- //
+"""
+
+
+def test_offsets_of_too_few_bits_are_found():
+    assert compile_gpu.narrow_offsets(LOG) == []
+    narrow = LOG.replace('%6 = llvm.mul %5, %2 overflow<nsw> : i64', '%6 = llvm.mul %4, %1 : i32')
+    assert compile_gpu.narrow_offsets(narrow) == ['%6 = llvm.mul %4, %1 : i32']
+    (moved,) = compile_gpu.narrow_offsets(LOG.replace('%7[%3]', '%7[%4]'))
+    assert moved.startswith('%8 = llvm.getelementptr')
+    flat = LOG.replace('327680x16384', '5368709120')
+    assert compile_gpu.narrow_offsets(flat) == ['a dimension of 5368709120x']
 
 
 PTX = """

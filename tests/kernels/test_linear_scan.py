@@ -138,6 +138,19 @@ def test_few_programs_cut_time_into_spans(b, t, blocks, row, expected):
     assert tiling.linear_scan_gpu(b, t, blocks, row) == expected
 
 
+@pytest.mark.parametrize(
+    ('t', 'd', 'numbers', 'expected'),
+    [
+        (8192, 2048, 1, tiling.StreamTile(rows=512, channels=512)),
+        (8192, 384, 1, tiling.StreamTile(rows=672, channels=384)),
+        (8192, 2048, 2, tiling.StreamTile(rows=512, channels=256)),
+        (37, 5, 1, tiling.StreamTile(rows=48, channels=128)),
+    ],
+)
+def test_a_block_on_a_tpu_has_whole_groups_of_steps(t, d, numbers, expected):
+    assert tiling.linear_scan_tpu(t, d, numbers) == expected
+
+
 @pytest.mark.parametrize('implementation', ['reference', 'xla'])
 @pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16, jnp.float32])
 def test_outputs_have_the_type_of_x_and_the_state_is_wide(implementation, dtype):

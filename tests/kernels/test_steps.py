@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pallas_kernels
+from pallas_kernels import tiling
 
 B, H, K, V = 4, 4, 32, 64
 N = 16
@@ -37,6 +38,14 @@ def drawn(name):
             numbers = -jnp.abs(numbers)
         found[argument] = jnp.abs(numbers) if argument in ('beta', 'dt') else numbers
     return found
+
+
+@pytest.fixture(autouse=True, params=['in the caches', 'in memory'])
+def place(request, monkeypatch):
+    """Where a CPU is taken to have the state."""
+    if request.param == 'in memory':
+        monkeypatch.setattr(tiling, 'CPU_CACHES', 0)
+    return request.param
 
 
 def polynomial(x):
@@ -81,10 +90,14 @@ def test_a_step_is_the_reference_with_its_gradients(name):
 
 
 @pytest.mark.parametrize('name', CALLS)
-def test_the_state_is_read_twice_and_written_once(name):
-    """By the compiled program; what else is touched are vectors, each a few times."""
+def test_the_state_is_read_twice_and_written_once(name, place):
+    """By the compiled program; what else is touched are vectors, each a few times.
+
+    In the caches it may be read once more, where what keys read has to be known before it is written.
+    """
+    once_more = place == 'in the caches' and name.startswith(('delta_rule', 'diagonal_low_rank'))
     arrays, analysis, temporaries = figures(name)
     state = arrays.pop('state').nbytes
     vectors = sum(array.nbytes for array in arrays.values())
-    assert analysis['bytes accessed'] < 3 * state + 10 * vectors
+    assert analysis['bytes accessed'] < (4 if once_more else 3) * state + 10 * vectors
     assert temporaries < state / 2

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from pallas_kernels.cases import attention
+from tests.kernels import maps_table
+
 CORES = (
     'attention',
     'cross_entropy',
@@ -76,6 +79,29 @@ def test_kernels_of_attention_are_compiled_to_few_instructions():
         for name, most in BUNDLES[line['what']]:
             (kernel,) = (kernel for kernel in line['kernels'] if name in kernel['kernel'])
             assert kernel['bundles'] <= most, line
+
+
+OVER_SOFTMAX = {
+    'self-adjust': (1.21, 1.1, 1.13),
+    'normalised self-adjust': (1.25, 1.54, 1.38),
+    'sigmoid': (1.22, 1.32, 1.28),
+    'power': (1.25, 1.02, 1.17),
+    'stablemax': (1.59, 1.39, 1.32),
+    'entmax 1.2': (1.53, 1.39, 1.42),
+}
+"""Of a map the instructions of its kernels over those of the softmax, at most, where they are more than a fifth."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != 'linux', reason='the compiler for TPUs is made for Linux')
+def test_kernels_of_weight_maps_have_few_more_instructions_than_those_of_the_softmax():
+    lines = compiled_calls(('--topologies=v5e:2x2', '--calls=every_map', '--schedules'), ('attention',))
+    assert not any('error' in line for line in lines), lines
+    found = maps_table.over_softmax(lines)
+    assert set(found) > set(attention.MAPS)
+    for name, ratios in found.items():
+        for ratio, most in zip(ratios, OVER_SOFTMAX.get(name, (1.2,) * 3), strict=True):
+            assert ratio <= most, (name, ratios)
 
 
 INSTRUCTIONS = {

@@ -153,7 +153,7 @@ def test_shard_map(form, over):
 
 @pytest.mark.parametrize(('form', 'over'), over_each(KERNELS))
 def test_kernels_lower_inside_all_of_them(form, over):
-    # Interpreters know neither remat nor, that for GPUs, more than one device.
+    # Interpreters do not know remat; that of GPUs takes several devices only as in tests/train/divided.py.
     core, implementation = form
     platform, here = {'mosaic_gpu': ('cuda', target.H100), 'mosaic_tpu': ('tpu', target.TPU_V5E)}[implementation]
     function, arrays = parts(core, implementation)

@@ -86,6 +86,36 @@ def test_prompts_longer_than_a_window_go_on_as_they_are_read_whole():
     assert min(map(len, pieces)) < 4
 
 
+@pytest.mark.parametrize(
+    'go_on',
+    [
+        lambda model, jit: generate_many(model, [PROMPT, PROMPT[::-1]], 2, GREEDY, jit=jit),
+        lambda model, jit: beam_search(model, PROMPT, 2, 2, jit=jit),
+        lambda model, jit: list(contrastive_search(model, PROMPT, 1, candidates=2, jit=jit)),
+    ],
+    ids=['prompts of one length', 'beams', 'candidates'],
+)
+def test_streams_that_have_read_as_many_tokens_begin_blocks_together(go_on):
+    """Hyena makes its filter for all slots where a block begins, by a choice in the program and not at every token."""
+    stack = spec(Stack, depth=1, blocks=(spec(Block, mixer=ZOO['hyena'].spec),))
+    model = build(spec(Model, dim=8, stack=stack))(5, dtype='float32', rngs=nnx.Rngs(0))
+    programs = []
+
+    def noting(function):
+        compiled = jax.jit(function)
+
+        def call(*arguments):
+            programs.append(compiled.lower(*arguments).as_text())
+            return compiled(*arguments)
+
+        return call
+
+    go_on(model, noting)
+    # The program that gives hidden states of both streams.
+    (step,) = (text for text in programs if 'tensor<2x1x8xf32>' in text)
+    assert 'stablehlo.case' in step
+
+
 TEXT = np.array([[3, 1, 4, 1, 0, 2, 2, 3, 0, 4], [0, 0, 2, 4, 1, 3, 3, 1, 2, 0]])
 
 

@@ -93,6 +93,53 @@ def test_turns_of_a_ring_follow_from_where_it_starts_and_how_it_counts(start, tu
     assert exchanges(text) == [Exchange('collective-permute', 2 * turns, 2 * turns * 16)]
 
 
+BRANCHES = """HloModule step
+
+%less (i: s32[]) -> pred[] {
+  %i = s32[] parameter(0)
+  %limit = s32[] constant(6)
+  ROOT %lt = pred[] compare(%i, %limit), direction=LT
+}
+
+%cond (t: (s32[])) -> pred[] {
+  %t = (s32[]) parameter(0)
+  %j = s32[] get-tuple-element(%t), index=0
+  ROOT %fused = pred[] fusion(%j), kind=kLoop, calls=%less
+}
+
+%body (t: (s32[])) -> (s32[]) {
+  %begun = ((bf16[16]{0}, bf16[4]{0}), (bf16[64]{0}, bf16[16]{0})) all-gather-start(%u, %v), channel_id=2, \
+replica_groups=mesh['axis_0'=4] {'axis_0'}, dimensions={0}
+  %ended = (bf16[64]{0}, bf16[16]{0}) all-gather-done(%begun)
+  %scattered = ((f32[64]{0}), f32[16]{0}) reduce-scatter-start(%w), channel_id=3, replica_groups=[1,4]<=[4]
+  %part = f32[16]{0} reduce-scatter-done(%scattered)
+}
+
+%finite (x: f32[8]) -> f32[8] {
+  %summed = ((f32[8]{0}), f32[8]{0}) all-reduce-start(%x), channel_id=4, replica_groups=[1,4]<=[4]
+  ROOT %sum = f32[8]{0} all-reduce-done(%summed)
+}
+
+%other (x: f32[8]) -> f32[8] {
+  ROOT %x = f32[8]{0} parameter(0)
+}
+
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %loop = (s32[]) while(%start), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"6"}}
+  ROOT %either = f32[8]{0} conditional(%p, %x, %x), true_computation=%finite, false_computation=%other
+}
+"""
+"""As a program for GPUs is written: asynchronous collectives, loops that compare in a fusion, two branches by name."""
+
+
+def test_what_is_exchanged_in_loops_and_branches_on_gpus_is_counted():
+    assert exchanges(BRANCHES) == [
+        Exchange('all-gather', 6, 6 * (64 + 16) * 2 * 3 // 4),
+        Exchange('all-reduce', 1, 2 * 8 * 4 * 3 // 4),
+        Exchange('reduce-scatter', 6, 6 * 16 * 4 * 3),
+    ]
+
+
 COMBINED = """HloModule step
 
 ENTRY %main (x: f32[4]) -> f32[] {

@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import json
 import pathlib
 import re
 import subprocess
@@ -19,11 +20,13 @@ from attnlab.train.hardware import hardware
 from attnlab.train.setup import prepare
 from configs import language, long_range
 from pallas_kernels import target
+from tests.kernels import compile_gpu
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def test_plan_for_gpus_names_memory_kernels_and_an_estimate():
+def test_plan_for_gpus_without_their_compiler_names_memory_kernels_and_an_estimate(monkeypatch):
+    monkeypatch.setattr(topologies, 'find_cuda', lambda: False)
     topology = topologies.find('H100x2')
     config = language.get_config('zoo=gla+mha,size=tiny,conv=AC').unlock()
     config.precision.activations, config.model.stack.depth = 'bfloat16', 1
@@ -36,6 +39,7 @@ def test_plan_for_gpus_names_memory_kernels_and_an_estimate():
     assert 'residual convolutions stand at AC of layers' in text
     assert '989 TFLOP/s' in text
     assert 'no layer is Attention: config.model.stack.depth is 1, the pattern has 2 layers' in text
+    assert f'collectives\nits compiler: {topologies.NO_CUDA}\n' in text
     # Collectives are not known: none are taken for 0, nor is a bound said to have them.
     rows = {line.partition('\t')[0]: ' '.join(line.split()) for line in text.splitlines()}
     assert rows['links'] == 'links not known without its compiler'
@@ -48,11 +52,104 @@ def test_a_compiler_for_tpus_that_is_missing_is_had_by_the_command_that_is_said(
     monkeypatch.setattr(sys, 'prefix', str(tmp_path / '.venv'))
     with pytest.raises(UserError, match='libtpu, is neither installed nor in') as refused:
         topologies.find_libtpu()
-    (goal,) = re.findall(r'make (\S+)', str(refused.value))
+    made_by(str(refused.value), 'requirements-tpu.lock')
+
+
+def test_a_compiler_for_gpus_that_is_missing_is_had_by_the_command_that_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+    monkeypatch.setattr(sys, 'prefix', str(tmp_path / '.venv'))
+    assert not topologies.find_cuda()
+    made_by(topologies.NO_CUDA, 'requirements-cuda.lock')
+
+
+def made_by(text, lock):
+    (goal,) = re.findall(r'make (\S+)', text)
     # Of another path make has a rule too, that installs nothing.
-    lock = 'requirements-tpu.lock'
     made = subprocess.run(['make', '-n', '-W', lock, goal], cwd=ROOT, capture_output=True, text=True, check=True)
     assert f'-r {lock}' in made.stdout
+
+
+def test_gpus_that_the_plugin_does_not_describe_are_stood_in_for(monkeypatch):
+    def refuse(topology_name, platform, **given):
+        raise NotImplementedError('topology not implemented for cuda\nmore')
+
+    monkeypatch.setattr(topologies, 'find_cuda', lambda: True)
+    monkeypatch.setattr(topologies.topologies, 'get_topology_desc', refuse)
+    topology = topologies.find('H100x2')
+    assert not topology.compiles
+    with pytest.raises(
+        UserError, match=r'^there is no compiler for H100x2: .* refuses: topology not implemented for cuda$'
+    ):
+        topology.compile(jax.jit(lambda x: x).lower(1.0))
+
+
+def planned(topology, *flags):
+    """The command for a tiny gla on four devices, done."""
+    given = '--config.mesh.fsdp=4', '--config.model.stack.depth=2', '--config.precision.activations=bfloat16'
+    config = '--config=language:zoo=gla,size=tiny'
+    command = [sys.executable, '-m', 'attnlab', 'train', '--dry_run', f'--topology={topology}', config, *given, *flags]
+    # In a process of its own: a compiler's library speaks up in every process that finds it.
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=1200)
+
+
+COMPILED = (
+    pytest.param(
+        'H100x4',
+        marks=pytest.mark.skipif(
+            not compile_gpu.APART.exists(), reason='make compile-gpu installs the plugin for CUDA'
+        ),
+    ),
+    pytest.param(
+        'v5e:2x2',
+        marks=pytest.mark.skipif(sys.platform != 'linux', reason='the compiler for TPUs is made for Linux'),
+    ),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('topology', COMPILED)
+def test_a_plan_has_what_only_a_compiler_knows(topology):
+    done = planned(topology, '--format=json')
+    assert done.returncode == 0, done.stderr
+    gpu = topologies.gpus(topology) is not None
+    said = 'algorithms of products are those without a device: a run measures which are fastest, and its temporaries'
+    assert done.stderr == (f'{said} may be others\n' if gpu else '')
+    found = json.loads(done.stdout)
+    assert {row['implementation'] for row in found['kernels']} == {'mosaic_gpu' if gpu else 'mosaic_tpu'}
+
+    parameters = found['parameters'][-1]['number']
+    memory = {row['what']: row['bytes'] for row in found['memory']}
+    # Almost all of them are divided by four, and so are two moments each.
+    assert parameters <= memory['parameters'] < 1.1 * parameters
+    assert memory['optimiser'] == pytest.approx(2 * memory['parameters'], abs=64)
+    temporaries = memory['activations and other temporaries (compiled)']
+    given = memory['in all'] - temporaries
+    # What a step does not read is left out, and for TPUs what is small is padded.
+    state = memory['train state'] + memory['batch']
+    assert 0.99 * state <= given <= (1.01 if gpu else 1.2) * state
+    assert 2**20 < temporaries < 2**26
+
+    exchanged = {row['kind']: row['bytes sent'] for row in found['collectives']}
+    assert exchanged.keys() >= {'all-gather', 'all-reduce', 'reduce-scatter'}
+    # Every layer gathers its parameters in two bytes each, forward and backward; embeddings and head once.
+    once = 2 * parameters * 3 // 4
+    assert 1.5 * once < exchanged['all-gather'] < 3 * once
+
+    roofline = {row['what']: row for row in found['roofline']}
+    times = [roofline[name]['value'] for name in ('operations', 'memory', 'links')]
+    assert roofline['all at once']['value'] == max(times) and min(times) > 0
+    assert 'of the compiled step' in roofline['memory']['assumes']
+    assert 'without' not in roofline['at most']['assumes']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('topology', COMPILED)
+def test_a_run_whose_temporaries_do_not_fit_says_by_how_much_they_do_not(topology):
+    done = planned(topology, '--config.batch_size=16384', '--config.length=2048')
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert re.match(rf'attnlab: the run does not fit on {topology}: .*temporaries take .* GiB on one device', line)
+    assert re.search(r'too little by [\d.]+ GiB$', line)
 
 
 def test_a_run_that_does_not_fit_says_so_and_by_how_much_before_it_is_compiled():

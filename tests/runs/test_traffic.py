@@ -140,3 +140,51 @@ ENTRY %main (p: bf16[16], x: f32[100]) -> bf16[64] {
 def test_a_gather_that_goes_on_beside_other_work_counts_once():
     part, whole, beside = 16 * 2, 64 * 2, 2 * 400
     assert traffic(GATHERED) == part + whole + beside
+
+
+LIBRARY = """HloModule step
+
+%taken (all: f32[8,100], i: s32[]) -> f32[1,100] {
+  %all = f32[8,100]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  ROOT %row = f32[1,100]{1,0} dynamic-slice(%all, %i, %zero), dynamic_slice_sizes={1,100}
+}
+
+%put (all: f32[8,100], i: s32[], row: f32[1,100]) -> f32[8,100] {
+  %all = f32[8,100]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %row = f32[1,100]{1,0} parameter(2)
+  ROOT %new = f32[8,100]{1,0} dynamic-update-slice(%all, %row, %i, %zero)
+}
+
+%sliced (all: bf16[2,16,32], i: s32[], y: bf16[16,64]) -> (bf16[32,64], s8[4194304]) {
+  %all = bf16[2,16,32]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %x = bf16[1,16,32]{2,1,0} dynamic-slice(%all, %i, %zero, %zero), dynamic_slice_sizes={1,16,32}
+  %flat = bf16[16,32]{1,0} bitcast(%x)
+  %y = bf16[16,64]{1,0} parameter(2)
+  ROOT %product = (bf16[32,64]{1,0}, s8[4194304]{0}) custom-call(%flat, %y), custom_call_target="__cublas$lt$matmul"
+}
+
+ENTRY %main (all: f32[8,100], i: s32[], x: bf16[2,16,32], y: bf16[16,64], z: bf16[64,8]) -> bf16[16,8] {
+  %all = f32[8,100]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %x = bf16[2,16,32]{2,1,0} parameter(2)
+  %y = bf16[16,64]{1,0} parameter(3)
+  %z = bf16[64,8]{1,0} parameter(4)
+  %begun = ((f32[8,100]{1,0}, s32[]), f32[1,100]{1,0}, u32[]) fusion-start(%all, %i), kind=kLoop, calls=%taken
+  %row = f32[1,100]{1,0} fusion-done(%begun)
+  %next = ((f32[8,100]{1,0}, s32[], f32[1,100]{1,0}), f32[8,100]{1,0}, u32[]) fusion-start(%all, %i, %row), calls=%put
+  %new = f32[8,100]{1,0} fusion-done(%next)
+  %of_part = (bf16[32,64]{1,0}, s8[4194304]{0}) fusion(%x, %i, %y), kind=kCustom, calls=%sliced
+  ROOT %of_whole = (bf16[16,8]{1,0}, s8[4194304]{0}) custom-call(%y, %z), custom_call_target="__cublas$gemm"
+}
+"""
+"""As a program for GPUs is written: fusions that run meanwhile, products by a library with memory to work in."""
+
+
+def test_on_gpus_fusions_that_run_meanwhile_count_once_and_memory_of_libraries_not():
+    row, index = 100 * 4, 4
+    of_part = (16 * 32 + 16 * 64 + 32 * 64) * 2 + index
+    of_whole = (16 * 64 + 64 * 8 + 16 * 8) * 2
+    assert traffic(LIBRARY) == 2 * (2 * row + index) + of_part + of_whole

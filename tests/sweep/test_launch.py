@@ -4,6 +4,7 @@ import io
 import os
 import re
 import signal
+import socket
 import threading
 
 import pytest
@@ -82,10 +83,19 @@ def test_watching_goes_on_until_the_winner_is_confirmed(make, monkeypatch):
 
 def test_a_worker_that_dies_again_and_again_before_it_begins_is_left(run, make):
     study = make('trials=2')
-    log = study.folder / 'logs' / 'worker-0.txt'
+    log = study.folder / 'logs' / f'worker-{socket.gethostname()}-0.txt'
     with pytest.raises(UserError, match=f'ended by signal 9, {DEATHS} times in a row while no trial began or ended'):
         run(study, 'echo at work; kill -KILL $$')
     assert log.read_text().count('at work') == DEATHS and log.read_text().count('started again') == DEATHS - 1
+
+
+def test_a_worker_that_fails_says_what_it_said_itself_whatever_those_of_other_hosts_say(run, make, monkeypatch):
+    study = make('trials=2')
+    for host in ('one', 'two'):
+        monkeypatch.setattr(launch.socket, 'gethostname', lambda host=host: host)
+        with pytest.raises(UserError, match=f'^no room on {host}$'):
+            run(study, f'echo attnlab: no room on {host}; exit 2')
+    assert {path.name for path in (study.folder / 'logs').iterdir()} == {'worker-one-0.txt', 'worker-two-0.txt'}
 
 
 def test_a_worker_that_dies_in_its_trials_is_started_again(run, make, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import time
 
@@ -26,7 +27,11 @@ def test_workers_and_the_sweep_are_killed_and_the_same_command_goes_on(attnlab, 
     killed, other = workers(folder)
     os.kill(other, signal.SIGSTOP)  # Else it could be through with all trials before the first is back.
     os.kill(killed, signal.SIGKILL)
-    until(lambda: 'ended by signal 9; started again' in (folder / 'logs' / 'worker-0.txt').read_text())
+    until(
+        lambda: (
+            'ended by signal 9; started again' in (folder / 'logs' / f'worker-{socket.gethostname()}-0.txt').read_text()
+        )
+    )
     assert sweep.poll() is None
     sweep.kill()
     os.kill(other, signal.SIGCONT)

@@ -256,6 +256,7 @@ class InOrder(Dataset):
         (lambda: Diffusion(SMALL, patch=3), 'patch of Diffusion is 3; it must divide 16 pixels'),
         (lambda: Diffusion(SMALL, features=0), 'features of Diffusion is 0; without any the time is not told'),
         (lambda: Diffusion(SMALL, augmentation=Augmentation(mixing=(Mixup(),))), 'would be drawn as mixtures'),
+        (lambda: Diffusion(Drawn(Segments()), given='label'), 'given of Diffusion is label; the data have a class for'),
         (lambda: Drawings(AtEnd(), count=0), 'Drawings has count 0, steps 50 and eta 0.0; it needs at least one'),
     ],
 )

@@ -289,6 +289,15 @@ class WidensTheState(Lag):
         return y, state and Last(state.x[:, None], state.segment)
 
 
+class CountsWhatItLikes(Lag):
+    def __call__(self, x: Array, ctx: Context, state: Any = None) -> tuple[Array, Any]:
+        y, last = super().__call__(x, ctx, state and state[0])
+        return y, state and (last, state[1] + jnp.sum(x > 0, dtype=jnp.int32))
+
+    def init_state(self, batch: int, length: int, dtype: Any) -> Any:
+        return super().init_state(batch, length, dtype), jnp.int32(0)
+
+
 class ReturnsAnotherState(Lag):
     def __call__(self, x: Array, ctx: Context, state: Last | None = None) -> tuple[Array, Any]:
         y, state = super().__call__(x, ctx, state)
@@ -506,6 +515,7 @@ CAUGHT = [
     (HasAWordAsState, 'state'),
     (DropsTheState, 'state'),
     (WidensTheState, 'state'),
+    (CountsWhatItLikes, 'state'),
     (ReturnsAnotherState, 'state'),
     (CannotMakeAState, 'state'),
     (MakesAWeakState, 'streaming compiles once'),
@@ -568,6 +578,7 @@ EXPLAINED = [
     (DropsTheState, 'a call that was given a state returned None; it must return the advanced state'),
     (WidensTheState, 'the array .x of .* into .*; shape and type must stay'),
     (ChangesTheStateType, 'bfloat16.*; shape and type must stay'),
+    (CountsWhatItLikes, 'an array without axes depends on x .*; it may depend on the number of tokens alone'),
     (ReturnsAnotherState, 'it must keep the structure'),
     (CannotMakeAState, r'init_state\(batch, length, dtype\) fails: later'),
 ]

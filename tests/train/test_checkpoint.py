@@ -235,7 +235,6 @@ def test_what_cannot_be_read_is_not_damaged(
 ):
     directory = saved(tmp_path, 5, 10)
     unreadable = {'sums': directory / '10' / SUMS, 'array': largest(directory / '10'), 'folder': directory}[what]
-    opened, listed = pathlib.Path.open, os.scandir
 
     def failing(call: Callable[..., Any]) -> Callable[..., Any]:
         def called(path: Any = '.', *arguments: Any, **named: Any) -> Any:
@@ -246,8 +245,8 @@ def test_what_cannot_be_read_is_not_damaged(
         return called
 
     with monkeypatch.context() as patch:
-        patch.setattr(pathlib.Path, 'open', failing(opened))
-        patch.setattr(os, 'scandir', failing(listed))
+        for where, name in ((pathlib.Path, 'open'), (os, 'open'), (os, 'scandir')):
+            patch.setattr(where, name, failing(getattr(where, name)))
         with pytest.raises(
             UserError, match=f'cannot be read: {os.strerror(code)}.*; nothing was changed: give the same'
         ):

@@ -147,6 +147,23 @@ def test_operations_are_counted_by_their_shapes():
     assert cost._flops(jax.make_jaxpr(jnp.fft.rfft)(jnp.ones((3, 16))).jaxpr, 'model') == 5 * 3 * 16 * 4
 
 
+def test_products_of_sorted_rows_are_executed_for_every_group_but_on_tpus():
+    def both(rows, matrices, sizes):
+        result, pull = jax.vjp(lambda *factors: jax.lax.ragged_dot(*factors, sizes), rows, matrices)
+        return pull(result)
+
+    given = jnp.ones((64, 32)), jnp.ones((8, 32, 16)), jnp.full(8, 8)
+    program = jax.make_jaxpr(both)(*given).jaxpr
+    executed, model = (cost._flops(program, kind) for kind in ('executed', 'model'))
+    assert (executed, model) == (8 * model, 3 * 2 * 64 * 32 * 16)
+    compiled = jax.jit(both).lower(*given).compile().cost_analysis()['flops']
+    # Masks are counted there, too.
+    assert executed < compiled < 1.3 * executed
+    for device, times in ((target.H100, 8), (target.TPU_V5E, 1)):
+        with target.compiling_for(device):
+            assert cost._flops(program, 'executed') == times * model
+
+
 def test_a_kernel_that_is_no_core_is_not_passed_over():
     x = jax.ShapeDtypeStruct((2, 256, 128), jnp.float32)
     with target.compiling_for(target.H100):

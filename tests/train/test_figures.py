@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from attnlab.train import figures
-from attnlab.train.figures import cost_curves, loss_curve
+from attnlab.train.figures import cost_curves, layer_curves, loss_curve, spectrum_curves
 
 
 @pytest.fixture
@@ -75,3 +75,25 @@ def test_metrics_over_operations(tmp_path):
     cost_curves(curves, {'1': 200.0, '2': 150.0}, tmp_path / 'reductions.png')
     found = (tmp_path / 'reductions.csv').read_text().splitlines()
     assert found == ['metric,way,operations,value', 'all/accuracy,1,200.0,0.9', 'all/accuracy,2,150.0,0.85']
+
+
+@pytest.mark.parametrize('depth', [1, 2, 12])
+def test_layers_are_whole_numbers_on_their_axis(depth, tmp_path, monkeypatch):
+    found = []
+    monkeypatch.setattr(figures, '_save', lambda figure, path: found.extend(figure.axes))
+    layer_curves({'kurtosis': [3.0] * depth}, tmp_path / 'layers.png')
+    low, high = found[0].get_xlim()
+    ticks = [tick for tick in found[0].get_xticks() if low <= tick <= high]
+    assert ticks[0] == 0 and all(tick == round(tick) for tick in ticks) and len(ticks) <= depth
+
+
+def test_what_has_no_power_is_not_named_and_leaves_others_their_colours(axes, tmp_path):
+    powers = {'truth': np.ones(3), 'repeat_last': np.zeros(3), 'seasonal_naive': np.array([0.0, 1.0, 2.0])}
+    spectrum_curves(np.arange(1, 4), powers, tmp_path / 'spectra.png', truth='truth')
+    found = {line.get_label(): line.get_color() for line in axes[0].get_lines()}
+    assert found == {'truth': '0', 'seasonal naive': 'C1'}
+
+
+def test_a_constant_has_a_figure_of_its_spectrum(tmp_path):
+    spectrum_curves(np.arange(1, 4), {'truth': np.zeros(3)}, tmp_path / 'spectra.png', truth='truth')
+    assert (tmp_path / 'spectra.png').stat().st_size > 1000

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import pathlib
 import re
 import shutil
 
@@ -151,18 +150,15 @@ def test_a_fork_whose_steps_were_others_says_by_which_keys(key, tmp_path):
 def test_a_copy_that_fails_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
     run, workdir = tmp_path / 'run', tmp_path / 'fork'
     (run / 'checkpoints' / '4' / 'state').mkdir(parents=True)
-    for name in ('SHA256SUMS', 'state/a'):
-        (run / 'checkpoints' / '4' / name).write_text(name)
+    (run / 'checkpoints' / '4' / 'state' / 'a').write_text('state/a')
+    (run / 'checkpoints' / '4' / 'SHA256SUMS').write_text('0  state/a\n')
     (run / 'metrics.jsonl').write_text('{"step": 4}\n')
-    copied = shutil.copyfile
 
-    def full(source, target, **named):
-        if pathlib.Path(source).name == 'a':
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return copied(source, target, **named)
+    def full(source, target):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr(shutil, 'copyfile', full)
+        patched.setattr(shutil, 'copyfileobj', full)
         with pytest.raises(UserError) as caught:
             Fork(run, 4, True).copy_into(workdir)
     assert f'checkpoint 4 of {run} cannot be copied to {workdir / "checkpoints" / "4"}: ' in str(caught.value)
@@ -171,6 +167,26 @@ def test_a_copy_that_fails_is_one_line_and_leaves_nothing(tmp_path, monkeypatch)
     Fork(run, 4, True).copy_into(workdir)
     assert [path.name for path in (workdir / 'checkpoints').iterdir()] == ['4']
     assert (workdir / 'checkpoints' / '4' / 'state' / 'a').read_text() == 'state/a'
+
+
+def test_a_fork_takes_nothing_but_the_files_of_its_checkpoint(corpus, tmp_path):
+    short, fork, secret = tmp_path / 'short', tmp_path / 'fork', tmp_path / 'secret'
+    assert train(short, corpus, 'steps=4') == 0
+    secret.write_text('mine')
+    checkpoint = short / 'checkpoints' / '4'
+    listed = [line.split('  ')[1] for line in (checkpoint / 'SHA256SUMS').read_text().splitlines()]
+    (checkpoint / 'state' / '.x').symlink_to(secret)
+    (checkpoint / '.zero').symlink_to('/dev/zero')
+    (checkpoint / '_CHECKPOINT_METADATA').unlink()
+    (checkpoint / '_CHECKPOINT_METADATA').symlink_to(secret)
+    # A file that is listed may be a link: what it holds is that of its sum.
+    (checkpoint / listed[0]).symlink_to((checkpoint / listed[0]).rename(tmp_path / 'elsewhere'))
+    assert main(['train', f'--from={short}', f'--workdir={fork}', '--config.steps=6']) == 0
+    copied = fork / 'checkpoints' / '4'
+    there = {str(path.relative_to(copied)) for path in copied.rglob('*') if not path.is_dir()}
+    assert there == {*listed, 'SHA256SUMS', 'commit_success.txt'} and not any(
+        path.is_symlink() for path in copied.rglob('*')
+    )
 
 
 def test_a_fork_with_another_model_or_optimiser_is_refused_and_nothing_is_left(corpus, tmp_path, capsys):

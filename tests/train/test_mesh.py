@@ -1,28 +1,26 @@
-"""A model on a mesh gives the numbers of one device: every class of mixer, in this process."""
+"""A model on a mesh gives the numbers of one device: every class of mixer; on more than two in another process."""
 
 import dataclasses
 import functools
 import math
+import os
+import pathlib
 import re
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 
 from attnlab.errors import UserError
 from attnlab.models.sampling import generate
-from attnlab.train.optimizer import named_parameters
-from attnlab.train.partition import Axes
-from attnlab.train.setup import Setup, prepare
 from attnlab.zoo import ZOO
-from configs import language
+from tests.compile.table import CLASSES
+from tests.train.divided import assert_same, on_one_device, small, trained
 
-EDGES = ((10,), (24,), (7, 30), ())
-"""Where documents begin in four rows of 48 tokens, besides at their beginning: within one of two devices that share
-the time of a row, at the edge between them, and within both."""
-
+ROOT = pathlib.Path(__file__).parents[2]
 QUICK = ('mha', 'linear_transformer', 'mamba')
 DIVIDED = ('mha', 'gla', 'mamba')
 
@@ -34,71 +32,6 @@ def one_of_each_class():
         if recipe.causal:
             found.setdefault(recipe.pattern[0].target, name)
     return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in found.values()]
-
-
-def small(zoo: str, *, heads: int | None = None, causal: bool = True, **sizes: int) -> Setup:
-    """A small model of a recipe on a mesh, of two rows unless sizes are given."""
-    config = language.get_config(f'zoo={zoo},size=tiny').unlock()
-    config.batch_size, config.length, config.steps = 4, 48, 2
-    config.model.dim, config.model.stack.depth = 64, len(config.model.stack.blocks)
-    for block in config.model.stack.blocks:
-        if heads is not None:
-            block.mixer.heads = heads
-        if not causal:
-            block.mixer.causal = False
-    for axis, size in ({'data': 1} | sizes).items() if sizes else ():
-        config.mesh[axis] = size
-    return prepare(config.lock())
-
-
-def documents() -> dict[str, np.ndarray]:
-    """Segments and positions of the rows."""
-    starts = np.zeros((4, 48), np.int32)
-    for row, edges in zip(starts, EDGES, strict=True):
-        row[list(edges)] = 1
-    segments, tokens = 1 + np.cumsum(starts, axis=1, dtype=np.int32), np.arange(48, dtype=np.int32)
-    return {'segments': segments, 'positions': tokens - np.maximum.accumulate(starts * tokens, axis=1)}
-
-
-def trained(setup: Setup, *, packed: bool = True) -> dict[str, Any]:
-    """Losses and norms of the gradients of two steps, and the gradient of every parameter in the first.
-
-    Gradients are the first momentum of Adam: times a number that is one for all parameters.
-    """
-    state, found = setup.initialize(), {}
-    for number in (1, 2):
-        noise = np.random.default_rng(number).integers(0, 256, (4, 48)).astype(np.int32)
-        rows = {
-            name: noise if name in ('tokens', 'targets') else np.ones((4, 48), array.dtype)
-            for name, array in setup.abstract_batch().items()
-        }
-        rows['positions'] = np.tile(np.arange(48, dtype=np.int32), (4, 1))
-        rows |= documents() if packed else {}
-        state, metrics = setup.step(state, setup.place(rows), np.int32(number))
-        found[f'loss {number}'] = float(metrics['loss'].total)
-        found[f'gradient {number}'] = float(metrics['grad_norm'])
-        if number == 1:
-            momenta = named_parameters(optax.tree.get(state.opt_state, 'mu'))
-            found |= {f'gradient of {path}': np.asarray(momentum[...]) for path, momentum in momenta.items()}
-    return found
-
-
-def assert_same(divided: dict[str, Any], alone: dict[str, Any]) -> None:
-    """Numbers agree by themselves; gradients by the root mean square of the parameter's, or where a parameter has next
-    to none, as keys' biases have under a softmax, by a hundred-thousandth of the greatest."""
-    assert divided.keys() == alone.keys()
-    sizes = {name: float(np.sqrt(np.mean(np.square(value)))) for name, value in alone.items()}
-    greatest = max(size for name, size in sizes.items() if name.startswith('gradient of'))
-    for name, value in alone.items():
-        bound = 1e-3 * sizes[name] + 1e-5 * greatest if name.startswith('gradient of') else 2e-4 * sizes[name]
-        assert np.max(np.abs(divided[name] - value)) <= bound, name
-
-
-def on_one_device(setup):
-    """The setup on one device of its mesh."""
-    if setup.mesh.size == 1:
-        return setup
-    return dataclasses.replace(setup, mesh=Axes().make(list(setup.mesh.devices.flat[:1])))
 
 
 @functools.cache
@@ -127,6 +60,28 @@ def test_time_over_two_devices_agrees_with_one(zoo):
         found = re.search(r'\w\[([\d,]+)]\S* (all-gather|all-to-all)\(', line)
         if found and 'shard_map' not in line:
             assert math.prod(map(int, found[1].split(','))) <= setup.batch_size * setup.length, line
+
+
+def on_more_devices(*words: str, threads: int = 8) -> None:
+    """Runs `tests.train.divided` where XLA has so many threads on a CPU."""
+    command = [sys.executable, '-m', 'tests.train.divided', *words]
+    environment = os.environ | {'NPROC': str(threads)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=1800)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('zoo', [case.values[0] for case in CLAIMING])
+def test_time_over_four_and_eight_devices_agrees_with_one(zoo):
+    on_more_devices(zoo, 'sequence=4', 'sequence=8')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('form', ['mosaic_tpu', 'mosaic_gpu'])
+@pytest.mark.parametrize('zoo', CLASSES)
+def test_kernels_of_a_step_on_up_to_eight_devices_agree_with_one(zoo, form):
+    # A thread a warpgroup of every device, and those that wait for the others.
+    on_more_devices(zoo, form, 'tensor=2', 'fsdp=4', 'data=2,fsdp=2,tensor=2', threads=64)
 
 
 @pytest.mark.parametrize('zoo', [name for name, recipe in ZOO.items() if recipe.sequence])

@@ -8,9 +8,11 @@ import socket
 import threading
 import time
 
+import jax
+import numpy as np
 import pytest
 
-from attnlab.train import processes
+from attnlab.train import loop, processes
 from tests.train.conftest import last_step
 
 
@@ -67,6 +69,17 @@ def test_a_service_that_goes_silent_without_closing_ends_the_process(service, ca
     watch._left.set()
     assert set(ended) == {processes.FAILED}
     assert 'attnlab: process 0 of 2 has ended: it has not answered for' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('asked', [False, True])
+def test_what_another_process_was_asked_is_heard_after_the_last_step_too(asked, monkeypatch):
+    monkeypatch.setattr(jax, 'process_count', lambda: 2)
+    monkeypatch.setattr(loop.multihost_utils, 'process_allgather', lambda own: np.stack([own, np.array(asked)]))
+    stop = threading.Event()
+    assert not any(loop._should_stop(stop, number, 20) for number in (15, 17, 19)) and not stop.is_set()
+    for number in (16, 20):
+        stop.clear()
+        assert loop._should_stop(stop, number, 20) == stop.is_set() == asked
 
 
 def test_a_call_that_fails_once_is_no_end(service, monkeypatch):

@@ -116,6 +116,16 @@ def test_lines_after_the_checkpoint_and_half_a_line_are_dropped(tmp_path):
     assert [child.name for child in tmp_path.iterdir()] == ['metrics.jsonl']
 
 
+def test_half_a_line_of_speeds_is_dropped_before_another_is_written(tmp_path):
+    path, out = tmp_path / 'speed.jsonl', io.StringIO()
+    whole = '{"step": 6, "tokens_per_second": 1.0}\n'
+    path.write_text(f'{whole}{{"step": 8, "tok{whole}{{"step": 10, "tokens_per')
+    (tmp_path / 'metrics.jsonl').write_text('{"step": 2, "train/loss": 1.0}\n')
+    report(tmp_path, start=2, out=out).close()
+    assert path.read_text() == whole
+    assert 'speed.jsonl: 1 damaged line dropped' in out.getvalue()
+
+
 def test_metrics_without_a_checkpoint_are_kept_under_another_name_and_it_is_said(tmp_path):
     path, seen = tmp_path / 'metrics.jsonl', list[str]()
     for number in (1, 2):

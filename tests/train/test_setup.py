@@ -15,6 +15,7 @@ from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.models.sampling import generate
 from attnlab.testing.jaxprs import equations
+from attnlab.train import partition
 from attnlab.train.optimizer import Override
 from attnlab.train.setup import SAME_BITS, Setup, prepare
 from configs import grokking, language, long_range, recall
@@ -115,6 +116,16 @@ def test_labels_and_tokens_outside_of_their_tables_are_refused_on_the_way_in(cas
     with pytest.raises(UserError, match=rf'^[a-z ]+(\({name}\) )?of {type(setup.task).__name__} are {whole}') as caught:
         setup.place(batch)
     assert '\n' not in str(caught.value)
+
+
+def test_what_of_a_batch_a_process_supplies_is_found_once(monkeypatch: pytest.MonkeyPatch):
+    asked: list[Any] = []
+    monkeypatch.setattr(partition, 'feed', lambda mesh: (asked.append(mesh), (0, 1))[1])
+    setup = prepare(grokking.get_config('size=tiny'))
+    batch = {key: np.stack([row] * 2) for key, row in setup.task.example(setup.length).items()}
+    for _ in range(3):
+        setup.place(batch)
+    assert asked == [setup.mesh]
 
 
 def test_targets_that_are_real_numbers_are_no_labels():

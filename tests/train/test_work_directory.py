@@ -9,28 +9,35 @@ import pytest
 
 from attnlab import cli
 from attnlab.data.edition import content_of
-from attnlab.data.long_range import authorship
+from attnlab.data.long_range import authorship, digits
 from attnlab.data.long_range.authorship import Authorship
+from attnlab.data.long_range.digits import Digits
 from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.long_range.pathfinder import Pathfinder
 from attnlab.data.series.drawn import DrawnSeries, Seasonal
 from attnlab.data.series.mixtures import DrawnMixtures, Tones
+from attnlab.data.synthetic.addition import ModularAddition
 from attnlab.data.synthetic.copying import SelectiveCopying
 from attnlab.data.synthetic.mixture import Mixture
+from attnlab.data.synthetic.planted import PlantedSample
 from attnlab.data.synthetic.prototypes import ZipfPrototypes
+from attnlab.data.synthetic.ranked import RankedTransitions
 from attnlab.data.synthetic.recall import MultiQueryRecall
 from attnlab.data.synthetic.sums import SignedSums
 from attnlab.data.text.text import TextFiles
 from attnlab.data.text.tokenizers import load_tokenizer
 from attnlab.data.vision.folders import _content, _files, image_folder
 from attnlab.errors import UserError
+from attnlab.tasks.addition import Addition
 from attnlab.tasks.forecasting import Forecasting
 from attnlab.tasks.images import ImageClassification
 from attnlab.tasks.language import LanguageModelling, _load
 from attnlab.tasks.long_range import Classification
 from attnlab.tasks.many_classes import ManyClasses
+from attnlab.tasks.planted import Planted
 from attnlab.tasks.separation import Separation
 from attnlab.tasks.synthetic import LabelPrediction
+from attnlab.tasks.transitions import Transitions
 from attnlab.train import run
 
 LANGUAGE = pathlib.Path(__file__).parents[2] / 'configs' / 'language.py'
@@ -65,8 +72,8 @@ def test_another_text_is_refused_and_the_tokenizer_stays(trained, capsys):
         ['analyse', f'--workdir={workdir}'],
     ):
         assert cli.main(command) == 2
-        message = capsys.readouterr().err
-        assert before in message and '--other_data' in message
+        printed = capsys.readouterr()
+        assert before in printed.err and '--other_data' in printed.err and 'writing' not in printed.out
     assert not (workdir / 'evals').exists()
     evaluate = ['eval', f'--workdir={workdir}', '--multiples=1', '--tokens=64', '--compilation_cache=']
     assert cli.main([*evaluate, '--other_data']) == 0
@@ -76,6 +83,23 @@ def test_another_text_is_refused_and_the_tokenizer_stays(trained, capsys):
     assert [start['other_data'] for start in starts] == [False, True]
     assert starts[1]['data']['content_hash'] != before
     assert load_tokenizer(workdir / 'tokenizer.json').hash == tokenizer.hash == starts[1]['data']['tokenizer']['hash']
+
+
+def test_prompts_of_ones_own_are_asked_whatever_the_text_is_by_now(trained, capsys):
+    _, text, workdir = trained
+    text.write_text('six or seven or eight or nine\n' * 400)
+    asked = ['analyse', f'--workdir={workdir}', '--compilation_cache=', '--trace', '--prompt=x', '--other=y']
+    assert cli.main(asked) == 0
+    assert 'a prompt, asked for' in capsys.readouterr().out
+
+
+def test_a_folder_of_another_config_is_refused_before_anything_is_said_of_writing(trained, capsys):
+    argv, _, workdir = trained
+    assert cli.main([*argv, '--config.seed=1']) == 2
+    printed = capsys.readouterr()
+    assert f'{workdir} holds a run with another config (seed' in printed.err and not printed.out
+    assert cli.main(argv) == 0
+    assert 'ready in' in (said := capsys.readouterr().out) and 'writing' in said
 
 
 def changed(workdir, before, task):
@@ -140,6 +164,8 @@ def test_another_edition_of_what_is_drawn_is_refused(tmp_path, monkeypatch):
         (LabelPrediction(SignedSums()), SignedSums),
         (LabelPrediction(MultiQueryRecall()), MultiQueryRecall),
         (ManyClasses(), ZipfPrototypes),
+        (Addition(), ModularAddition),
+        (Transitions(), RankedTransitions),
         (Forecasting(DrawnSeries(Seasonal())), Seasonal),
         (Separation(DrawnMixtures()), Tones),
     ],
@@ -168,6 +194,31 @@ def test_a_mixture_has_the_editions_of_its_parts(monkeypatch):
     assert content_of(name) == before
     monkeypatch.setattr(MultiQueryRecall, 'edition', 2)
     assert mixture.content != before and mixture.name == name
+
+
+def test_another_edition_of_a_planted_mixture_is_refused(tmp_path, monkeypatch):
+    """A record of before names what is planted, not the class of its samples, and goes on."""
+    before = Planted().describe()
+    earlier = {name: value for name, value in before.items() if name != 'content'}
+    assert (
+        changed(tmp_path / 'run', before, Planted()) is None and changed(tmp_path / 'run', earlier, Planted()) is None
+    )
+    monkeypatch.setattr(PlantedSample, 'edition', 2)
+    assert f'content was {before["content"]} and is' in changed(tmp_path / 'run', before, Planted())
+
+
+def test_other_digits_are_refused(tmp_path, monkeypatch):
+    pytest.importorskip('sklearn')
+    task = Classification(Digits())
+    before = task.describe()
+    earlier = {name: value for name, value in before.items() if name != 'content'}
+    assert changed(tmp_path / 'run', before, task) is None and changed(tmp_path / 'run', earlier, task) is None
+    images, labels = digits._digits()
+    monkeypatch.setattr(digits, '_digits', lambda: (images[::-1], labels))
+    digits._content.cache_clear()
+    told = changed(tmp_path / 'run', before, task)
+    digits._content.cache_clear()
+    assert f'content was {before["content"]} and is' in told
 
 
 def test_passages_of_another_python_are_refused(tmp_path, monkeypatch):

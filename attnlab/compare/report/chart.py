@@ -21,10 +21,16 @@ FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', Arial, sans-serif"
 SIZE = 13.0
 """Of text, in pixels."""
 
+DAGGER = '†'
+"""After the name of what has a mean without its failed seeds."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Spot:
-    """A point of the large figure: a name at a cost, and a score with the ends of its interval."""
+    """A point of the large figure: a name at a cost, and a score with the ends of its interval.
+
+    Of a mean over the seeds that are left where others failed, `survivors`, the name has a `DAGGER`.
+    """
 
     name: str
     x: int | float
@@ -33,6 +39,12 @@ class Spot:
     high: int | float
     shown: str
     optimal: bool = False
+    survivors: bool = False
+
+    @property
+    def label(self) -> str:
+        """What stands beside the point."""
+        return f'{self.name} {DAGGER}' if self.survivors else self.name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,13 +167,13 @@ def score_chart(
     if len(front) > 1:
         path = ' '.join(f'{a:.1f},{b:.1f}' for a, b in front)
         parts.append(f'<polyline points="{path}" style="fill:none;stroke:{PALE};stroke-width:1.5"/>')
-    points = [(one.name, horizontal(one.x), vertical(one.y)) for one in spots]
+    points = [(one.label, horizontal(one.x), vertical(one.y)) for one in spots]
     taken, marks = [], []
-    for one, (name, a, b) in zip(spots, points, strict=True):
+    for one, (_, a, b) in zip(spots, points, strict=True):
         low, high = vertical(one.low), vertical(one.high)
         taken += [Box(a - 7, b - 7, a + 7, b + 7), Box(a - 2, high, a + 2, low)]
         taken += [Box(a - 5, end - 1, a + 5, end + 1) for end in (low, high)]
-        marks.append(_mark(one, a, b, low, high, looks[name], x))
+        marks.append(_mark(one, a, b, low, high, looks[one.name], x))
     strokes = _strokes(front)
     for words, value in _merged(near, vertical):
         parts.append(_line_across(plot, vertical(value), words, taken, strokes))
@@ -174,7 +186,7 @@ def rows_chart(
     spots: Sequence[Spot], looks: Mapping[str, Style], y: Axis, lines: Mapping[str, float], title: str, width: int
 ) -> str:
     """The same where no cost tells them apart: a row for each, the best on top."""
-    longest = min(max(len(one.name) for one in spots), 24 if width < 500 else 34)
+    longest = min(max(len(one.label) for one in spots), 24 if width < 500 else 34)
     size = (width, 70 + 30 * len(spots))
     plot = Box(20 + 7.4 * longest, 26, width - 16, size[1] - 44)
     values = [value for one in spots for value in (one.low, one.y, one.high)]
@@ -197,7 +209,7 @@ def rows_chart(
             end = left + _wide(words) + 8
     for place, one in enumerate(spots):
         b = plot.top + (place + 0.5) * (plot.bottom - plot.top) / len(spots)
-        parts.append(_text(plot.left - 10, b + 4.5, _cut(one.name, longest), 'end', INK))
+        parts.append(_text(plot.left - 10, b + 4.5, _cut(one.label, longest), 'end', INK))
         style = looks[one.name]
         line = f'M{across(one.low):.1f} {b:.1f}H{across(one.high):.1f}'
         parts.append(

@@ -88,7 +88,7 @@ def _unmatched(contents: Contents) -> list[str]:
 def _cost_plot(contents: Contents, cost: str, metric: str, rows: Sequence[StudyResult], name: str) -> Plot:
     optimal, score = frontier(contents, cost, rows), scored(rows)
     lines = tuple(
-        (row.name, getattr(study.costs, cost), *_ends(row.statistics[score]), mark)
+        (row.name, getattr(study.costs, cost), *_ends(row.statistics[score]), mark, _survivors(row, score))
         for study, row, mark in zip(contents.studies, rows, optimal, strict=True)
         if getattr(study.costs, cost) is not None and row.statistics
     )
@@ -96,25 +96,39 @@ def _cost_plot(contents: Contents, cost: str, metric: str, rows: Sequence[StudyR
     look = styles(names)
 
     def draw(axes: Any, lines: Sequence[CsvRow]) -> None:
-        front = sorted((x, y) for _, x, y, _, _, mark in lines if mark)
+        front = sorted((x, y) for _, x, y, _, _, mark, _ in lines if mark)
         if front:
             axes.plot(*zip(*front, strict=True), color=PALE, lw=1.2, zorder=1)
-        for study, x, y, low, high, mark in lines:
+        for study, x, y, low, high, mark, survivors in lines:
             style = look[study]
             axes.plot([x, x], [low, high], color=style.colour, lw=1, zorder=2)
             face = style.colour if mark else 'white'
             axes.plot([x], [y], style.marker, color=style.colour, mfc=face, ms=6, zorder=3, clip_on=False)
+            _note(axes, survivors, x, y)
         scale(axes.xaxis, [line[1] for line in lines], short, least=5.0)
         scale_metric(axes.yaxis, [value for line in lines for value in line[2:5]], most=top(metric))
         axes.set(xlabel=COSTS[cost].axis, ylabel=f'{score} {metric}')
 
-    header = ('study', cost, score, 'low', 'high', 'pareto_optimal')
+    header = ('study', cost, score, 'low', 'high', 'pareto_optimal', 'survivors')
     return Plot(name, f'{metric} over {COSTS[cost].axis}', name, header, lines, draw, names)
 
 
 def _ends(one: Measured) -> tuple[float, float, float]:
     """The value and the ends of its interval; of none, the value itself."""
     return (one.mean, one.mean if one.low is None else one.low, one.mean if one.high is None else one.high)
+
+
+def _survivors(row: StudyResult, statistic: str) -> str:
+    """How many of its seeds a confirmed value is of where others failed: `2 of 3 seeds`; else nothing."""
+    done = len(row.confirmed)
+    return f'{done} of {done + row.failed} seeds' if statistic == 'confirmed' and row.failed else ''
+
+
+def _note(axes: Any, text: str, x: float, y: float) -> None:
+    """A few words beside a point."""
+    if text:
+        offset = {'xytext': (5, -3), 'textcoords': 'offset points'}
+        axes.annotate(text, (x, y), **offset, fontsize=6, color=GREY, annotation_clip=False)
 
 
 def rate_plots(contents: Contents) -> list[Plot]:
@@ -179,10 +193,11 @@ def _draw_repeated(axes: Any, lines: Sequence[CsvRow], colour: str) -> None:
 def length_plots(contents: Contents) -> list[Plot]:
     """The metric of each study's best trial, and of those that confirm it, over the length that it is evaluated at."""
     lines = tuple(
-        (study.row.name, 'confirmation' if trial.confirms else 'best', trial.number, multiple, value)
+        (study.row.name, 'confirmation' if trial.confirms else 'best', trial.number, multiple, value, survivors)
         for study in contents.studies
         for trial in study.trials
         if trial.best or trial.confirms
+        for survivors in (_survivors(study.row, 'confirmed' if trial.confirms else 'best'),)
         for multiple, value in trial.lengths.items()
     )
     names = tuple(study.row.name for study in contents.studies)
@@ -190,14 +205,16 @@ def length_plots(contents: Contents) -> list[Plot]:
 
     def draw(axes: Any, lines: Sequence[CsvRow]) -> None:
         for name, style in look.items():
-            best = [line[3:] for line in lines if line[:2] == (name, 'best')]
+            best = [line[3:5] for line in lines if line[:2] == (name, 'best')]
             if best:
                 axes.plot(*zip(*best, strict=True), color=style.colour, marker=style.marker, ms=4, lw=1.4, zorder=3)
             again = [line[3:] for line in lines if line[:2] == (name, 'confirmation')]
-            shared = sorted({multiple for multiple, _ in again})
-            values = [[value for multiple, value in again if multiple == one] for one in shared]
+            shared = sorted({multiple for multiple, *_ in again})
+            values = [[value for multiple, value, _ in again if multiple == one] for one in shared]
             low, high = [min(column) for column in values], [max(column) for column in values]
             axes.fill_between(shared, low, high, color=style.colour, alpha=0.2, lw=0, zorder=2)
+            for multiple, value, survivors in again[-1:]:
+                _note(axes, survivors, multiple, value)
         found = sorted({line[3] for line in lines})
         axes.set_xscale('log', base=2)
         axes.set_xticks(found, [f'{multiple}x' for multiple in found])
@@ -206,7 +223,7 @@ def length_plots(contents: Contents) -> list[Plot]:
         scale_metric(axes.yaxis, [line[4] for line in lines], most=top(contents.comparison.score))
         axes.set(xlabel=f'length, in those trained on ({contents.length})', ylabel=contents.comparison.score)
 
-    header = ('study', 'run', 'trial', 'multiple', 'value')
+    header = ('study', 'run', 'trial', 'multiple', 'value', 'survivors')
     title = f'{contents.comparison.score} over length'
     return [Plot('lengths', title, 'lengths', header, lines, draw, names, WIDE)] if lines else []
 
@@ -261,23 +278,28 @@ def interval_plots(contents: Contents) -> list[Plot]:
     look = styles([row.name for row in rows])
 
     def panel(statistic: str) -> Plot:
-        lines = tuple((row.name, *_ends(row.statistics[statistic])) for row in rows if statistic in row.statistics)
+        lines = tuple(
+            (row.name, *_ends(row.statistics[statistic]), _survivors(row, statistic))
+            for row in rows
+            if statistic in row.statistics
+        )
 
         def draw(axes: Any, lines: Sequence[CsvRow]) -> None:
-            for place, (name, value, low, high) in enumerate(lines):
+            for place, (name, value, low, high, survivors) in enumerate(lines):
                 style = look[name]
                 axes.plot([low, high], [place, place], color=style.colour, lw=1.6)
                 axes.plot([value], [place], style.marker, color=style.colour, ms=5.5)
+                _note(axes, survivors, value, place)
             axes.set_yticks(range(len(lines)), [line[0] for line in lines])
             axes.set_ylim(len(lines) - 0.5, -0.5)
             axes.tick_params(axis='y', length=0)
-            values = [value for line in lines for value in line[1:]]
+            values = [value for line in lines for value in line[1:4]]
             metric = contents.comparison.score if statistic == 'confirmed' else contents.comparison.metric
             scale_metric(axes.xaxis, values, most=top(metric))
             axes.set(xlabel=metric)
             axes.set_title(statistic, fontsize='medium', fontweight='bold', loc='left')
 
-        header = ('study', 'value', 'low', 'high')
+        header = ('study', 'value', 'low', 'high', 'survivors')
         size = (SIZE[0], 0.95 + 0.2 * max(len(lines), 3))
         name = f'interval_{_word(statistic)}'
         return Plot(name, f'{statistic}, with intervals', name, header, lines, draw, (), size)

@@ -10,7 +10,17 @@ from typing import Any
 from attnlab.compare.axes import Style, short
 from attnlab.compare.equality import unmatched
 from attnlab.compare.headline import Entrant, ranked, sentence, shown_digits, stands_out
-from attnlab.compare.report.chart import NARROW, WIDE, Axis, Spot, curve_chart, rows_chart, score_chart, shown_lines
+from attnlab.compare.report.chart import (
+    DAGGER,
+    NARROW,
+    WIDE,
+    Axis,
+    Spot,
+    curve_chart,
+    rows_chart,
+    score_chart,
+    shown_lines,
+)
 from attnlab.compare.report.style import themed
 from attnlab.evals.measured import Measured
 
@@ -140,7 +150,7 @@ def lead(opening: Opening) -> str:
     return f'<p class="lead">{html.escape(kept)}</p>\n'
 
 
-HEADER = ('name', 'cost', 'score', 'low', 'high', 'pareto_optimal')
+HEADER = ('name', 'cost', 'score', 'low', 'high', 'pareto_optimal', 'seeds_failed')
 """Of the CSV file of the large figure."""
 
 
@@ -152,7 +162,8 @@ def lines(opening: Opening) -> list[tuple[Any, ...]]:
     for one, point in zip(order, costs, strict=True):
         worse = any(_dominates(other, point) for other in costs)
         low, high = (one.score.mean if end is None else end for end in (one.score.low, one.score.high))
-        found.append((one.name, one.cost, one.score.mean, low, high, opening.cost is not None and not worse))
+        optimal, lacks = opening.cost is not None and not worse, one.score.kind == 'survivors'
+        found.append((one.name, one.cost, one.score.mean, low, high, optimal, lacks))
     return found
 
 
@@ -167,8 +178,8 @@ def draw(opening: Opening, rows: Sequence[tuple[Any, ...]], size: tuple[int, int
     scores = {one.name: one.score for one in opening.entries}
     digits = shown_digits(list(scores.values()))
     spots = [
-        Spot(name, float(cost or 0.0), y, low, high, scores[name].text(digits), bool(mark))
-        for name, cost, y, low, high, mark in rows
+        Spot(name, float(cost or 0.0), y, low, high, _hovered(scores[name], digits), bool(mark), lacks)
+        for name, cost, y, low, high, mark, lacks in rows
     ]
     score, cost = _score_axis(opening), opening.cost
     if cost is None:
@@ -176,6 +187,12 @@ def draw(opening: Opening, rows: Sequence[tuple[Any, ...]], size: tuple[int, int
     binary = cost in ('state_bytes', 'weight_bytes')
     along = Axis(LARGE[cost][0], _round_bytes if binary else short, binary=binary)
     return score_chart(spots, opening.looks, along, score, opening.baselines, title(opening), size)
+
+
+def _hovered(score: Measured, digits: int) -> str:
+    """A score as the pointer is told it."""
+    text = score.text(digits)
+    return f'{text}, {evidence(score)}' if score.kind == 'survivors' else text
 
 
 def _score_axis(opening: Opening) -> Axis:
@@ -214,7 +231,8 @@ def figure(opening: Opening, links: str) -> str:
     baselines = ' Dashed: what trivial predictors reach.' if across else ''
     joined = ' A line joins what nothing beats in both.' if opening.cost and sum(row[5] for row in rows) > 1 else ''
     bars = ' Bars are intervals at 95 % (of two seeds, their range).' if any(row[3] != row[4] for row in rows) else ''
-    caption = f'{html.escape(opening.metric)} on {html.escape(opening.task)}.{bars}{joined}{baselines}'
+    lacking = f' {DAGGER} Some of its seeds failed; the mean is of the others.' if any(row[6] for row in rows) else ''
+    caption = f'{html.escape(opening.metric)} on {html.escape(opening.task)}.{bars}{joined}{baselines}{lacking}'
     return f'<figure class="large">\n{parts}<figcaption>{caption} {links}</figcaption>\n</figure>\n'
 
 

@@ -31,6 +31,7 @@ class Kind:
       deviation: standard deviation of these; the model sees `(x - mean) / deviation`.
       highest: of these where they are levels of pixels, from 0; `None`: they have no such range, or it is not known.
       documents: 2 where an example is a pair of documents.
+      dense: whether examples have `targets`, a class a position, and a label that says nothing.
       difficulties: the scalars by which examples are sliced, with the ascending lower bounds of slices; an example
         always
         has the scalar `length`, its number of positions.
@@ -45,6 +46,7 @@ class Kind:
     deviation: float = 1.0
     highest: float | None = None
     documents: int = 1
+    dense: bool = False
     difficulties: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
 

@@ -2,12 +2,13 @@
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from attnlab.data.long_range.dataset import Dataset, Example, Kind, known_split
+from attnlab.data.long_range.dataset import Dataset, Example, Kind, digest_of, known_split
 from attnlab.errors import UserError, optional
 
 SIDE = 8
@@ -50,7 +51,14 @@ class Digits(Dataset):
         return [{'x': np.kron(images[i], block).reshape(-1), 'label': np.int32(labels[i])} for i in order]
 
     def describe(self) -> dict[str, Any]:
-        return {'source': 'digits of scikit-learn', 'side': self.side}
+        return {'source': 'digits of scikit-learn', 'side': self.side, 'content': _content(self)}
+
+
+@functools.lru_cache(maxsize=2)
+def _content(of: Digits) -> str:
+    """SHA-256 over the examples of all splits."""
+    examples = (digest_of(row) for split in of.splits for row in of.rows(split))
+    return hashlib.sha256(b''.join(examples)).hexdigest()
 
 
 @functools.cache

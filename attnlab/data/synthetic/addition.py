@@ -6,6 +6,7 @@ import functools
 import numpy as np
 from jaxtyping import Int
 
+from attnlab.data.edition import Editioned
 from attnlab.data.pipeline import Row
 from attnlab.errors import UserError, nearest
 
@@ -14,7 +15,7 @@ OPERANDS = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class ModularAddition:
+class ModularAddition(Editioned):
     """Every sum `a + b` modulo `modulus`, in one of two splits: a fraction `share` of them is for training.
 
     Attributes:

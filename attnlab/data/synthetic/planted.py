@@ -5,6 +5,7 @@ import functools
 
 import numpy as np
 
+from attnlab.data.edition import Editioned
 from attnlab.data.pipeline import Row
 from attnlab.data.synthetic.problem import SPLITS
 from attnlab.errors import UserError, nearest
@@ -12,10 +13,10 @@ from attnlab.nn.planted import PlantedExperts
 
 
 @dataclasses.dataclass(frozen=True)
-class PlantedSample:
+class PlantedSample(Editioned):
     """One row of `count` points: `tokens`, float32 `t 2`; `targets` and `weights`, float32 `t`; `least`, float32 `t`.
 
-    `least` is `-log p` of the planted mixture itself.
+    `least` is `-log p` of the planted mixture itself. The edition is raised where `PlantedExperts` draws others, too.
 
     Raises `UserError` for an unknown split.
     """

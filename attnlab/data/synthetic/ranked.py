@@ -6,6 +6,7 @@ import functools
 import numpy as np
 from jaxtyping import Float
 
+from attnlab.data.edition import Editioned
 from attnlab.data.pipeline import Row
 from attnlab.errors import UserError, nearest
 
@@ -13,7 +14,7 @@ SPLITS = ('train', 'test')
 
 
 @dataclasses.dataclass(frozen=True)
-class RankedTransitions:
+class RankedTransitions(Editioned):
     """`p(w | c) = softmax_w((A B^T)_cw)`, with A and B of `rank - 1` columns, standard normal, scaled to `spread`.
 
     The logarithms of the probabilities are the logits less a number a row, and so have rank `rank`. A linear head that

@@ -1,5 +1,6 @@
 """Corpora from any file or folder of text."""
 
+import collections
 import dataclasses
 import hashlib
 import pathlib
@@ -135,15 +136,25 @@ def _listed(root: pathlib.Path, pattern: str) -> list[tuple[str, pathlib.Path]]:
         files = {file.relative_to(root).as_posix(): file for file in root.glob(pattern) if file.is_file()}
     except (ValueError, NotImplementedError) as error:
         raise UserError(f'pattern of TextFiles is {pattern!r}: {error}') from error
-    files = {name: file for name, file in files.items() if not any(part.startswith('.') for part in name.split('/'))}
+    files = {name: file for name, file in files.items() if not _hidden(name)}
     if not files:
-        raise UserError(f'no file in {root} matches the pattern {pattern!r}{_suffixes(root)}')
+        raise UserError(f'no file in {root} matches the pattern {pattern!r}{_instead(root)}')
     return sorted(files.items())
 
 
-def _suffixes(root: pathlib.Path) -> str:
-    found = sorted({file.suffix or 'none' for file in root.rglob('*') if file.is_file()})[:10]
-    return f'; the files there end in {", ".join(found)}' if found else '; the folder is empty'
+def _hidden(name: str) -> bool:
+    return any(part.startswith('.') for part in name.split('/'))
+
+
+def _instead(root: pathlib.Path) -> str:
+    """How the files of a folder end, the most frequent first, and a pattern that has these."""
+    names = (file.relative_to(root).as_posix() for file in root.rglob('*') if file.is_file())
+    found = collections.Counter(sorted(pathlib.PurePath(name).suffix for name in names if not _hidden(name)))
+    if not found:
+        return '; the folder is empty, or all of it is hidden'
+    ends = [suffix for suffix, _ in found.most_common(10)]
+    listed = ', '.join(suffix or 'none' for suffix in ends)
+    return f"; the files there end in {listed}: set pattern, as by '--config.task.text.pattern=**/*{ends[0]}'"
 
 
 def _empty(files: list[tuple[str, pathlib.Path]]) -> list[pathlib.Path]:

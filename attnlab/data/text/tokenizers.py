@@ -20,6 +20,7 @@ from jaxtyping import Int32, Integer, UInt
 
 from attnlab.data import cache
 from attnlab.errors import UserError, optional
+from attnlab.files import read_text
 
 PIECE = 2**20
 """Texts longer than this many bytes are encoded piece by piece, each cut after a line's end, to bound memory."""
@@ -209,7 +210,7 @@ def save_tokenizer(tokenizer: Tokenizer, path: pathlib.Path) -> None:
 def load_tokenizer(path: pathlib.Path) -> Bytes | TrainedBytePairs:
     """Reads what `save_tokenizer` wrote. Raises `UserError` naming the file where it is missing, damaged or altered."""
     try:
-        fields = json.loads(path.read_text(encoding='utf-8'))
+        fields = json.loads(read_text(path))
         tokenizer = Bytes() if fields['kind'] == 'bytes' else _byte_pairs(fields['vocab'], fields['definition'])
         if tokenizer.hash != fields['hash']:
             raise UserError(f'the tokenizer {path} was altered since it was written: its hash is not {fields["hash"]}')

@@ -150,7 +150,7 @@ class Cloud(Distribution):
 
     @property
     def kind(self) -> Kind:
-        return Kind(classes=len(self.labels), length=self.points, channels=3)
+        return Kind(classes=len(self.labels), length=self.points, channels=3, dense=True)
 
     @abc.abstractmethod
     def surfaces(self, rng: np.random.Generator) -> list[tuple[Surface, str]]:

@@ -210,7 +210,7 @@ class Segments(Distribution):
 
     @property
     def kind(self) -> Kind:
-        return Kind(classes=1 + len(KINDS), length=self.size**2, mean=26.0, deviation=54.2, highest=255.0)
+        return Kind(classes=1 + len(KINDS), length=self.size**2, mean=26.0, deviation=54.2, highest=255.0, dense=True)
 
     def draw(self, stream: np.random.SeedSequence) -> Example:
         """Draws an image and its classes."""

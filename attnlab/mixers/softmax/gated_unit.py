@@ -183,7 +183,8 @@ class Mega(Mixer):
 
     `A` is attention of one head, by default a softmax, of gains and offsets of `silu(z)`, to the keys of the same
     `chunk` tokens of the document. In a block that adds `y` to its input this mixes the two by the gate u.
-    Ma et al. 2023, https://arxiv.org/abs/2209.10655.
+    Ma et al. 2023, https://arxiv.org/abs/2209.10655. With `weights=SquaredRelu()` it is `relu(q k^T / n)^2`, `n` the
+    number of keys that the query sees, as in the released code, and offsets start as in `GatedAttentionUnit`.
 
     The state is that of the average and a cache of keys and values, of a chunk; without chunks, a call that goes
     beyond its `length` gives NaN.
@@ -223,7 +224,9 @@ class Mega(Mixer):
         self.direct = param(nnx.initializers.normal(1.0), (dim,), axes=('mlp',), group='vector', rngs=rngs)
         self.value = Linear(dim, value_dim, bias=True, rngs=rngs)
         self.mixed = Linear(dim, 2 * dim + key_dim + value_dim, bias=True, rngs=rngs)
-        self.heads = QueriesAndKeys(key_dim, position=position, rngs=rngs)
+        # Without chunks, of rows as long as those of a gated attention unit are by default.
+        offset = biased(1024 if chunk is None else chunk) if isinstance(weights, SquaredRelu) else 0.0
+        self.heads = QueriesAndKeys(key_dim, position=position, offset=offset, rngs=rngs)
         self.output = Linear(value_dim, dim, axes=('heads', 'embed'), rngs=rngs)
 
     def __call__(self, x: Sequence, ctx: Context, state: MegaState | None = None) -> tuple[Sequence, MegaState | None]:
@@ -233,7 +236,11 @@ class Mega(Mixer):
         splits = (self.dim, self.dim + self.key_dim, self.dim + self.key_dim + self.value_dim)
         mixed = averaged(average, x, self.direct[...]).astype(x.dtype)
         update, z, r, own = jnp.split(self.mixed(mixed), splits, axis=-1)
-        q, k = (each.astype(x.dtype) for each in self.heads(wide_silu(z), ctx))
+        q, k = self.heads(wide_silu(z), ctx)
+        squared = isinstance(self.weights, SquaredRelu)
+        if squared:
+            q = q / self._seen(ctx)[..., None, None].astype(q.dtype)
+        q, k = q.astype(x.dtype), k.astype(x.dtype)
         chunked = self._chunked(ctx)
         v = recomputed(jax.nn.silu)(self.value(x))[:, :, None]
         view = look(
@@ -245,6 +252,7 @@ class Mega(Mixer):
             view.entries.values,
             view,
             weights=self.weights,
+            scale=1.0 if squared else None,
             implementation=self.implementation,
         )
         y = _updated(update, own, self.output(gated(read[:, :, 0], r)), x)
@@ -264,6 +272,10 @@ class Mega(Mixer):
             reach=self.reach,
         )
         return MegaState(self.average.init_state(batch, dtype), cache, no_segment(batch))
+
+    def _seen(self, ctx: Context) -> Int[Array, 'b t']:
+        """How many keys each query sees: those of its chunk up to its own."""
+        return 1 + (ctx.positions if self.chunk is None else ctx.positions % self.chunk)
 
     def _chunked(self, ctx: Context) -> Context:
         """The context in which every chunk is a document of its own."""

@@ -22,6 +22,7 @@ from attnlab.mixers.softmax.gated_unit import (
     SOFTMAX,
     QueriesAndKeys,
     averaged,
+    biased,
     gated_by_silu,
     rounded_silu,
     wide_silu,
@@ -31,7 +32,7 @@ from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
 from attnlab.nn.systems import MovingAverage
 from attnlab.typing import Segments, Sequence
-from pallas_kernels import WeightMap
+from pallas_kernels import SquaredRelu, WeightMap
 
 
 class Chosen(NamedTuple):
@@ -78,7 +79,8 @@ class SparseGatedUnit(Mixer):
     the `window` active tokens before it in the document: tokens that are not active take no place. Active tokens are
     moved together before the unit and put back after it. The choice takes no noise; its gradient is that of the
     confidence `max(p)` of active tokens. In a block that adds `y` to its input without a norm before it this is the
-    layer of the paper. Ren et al. 2023, https://arxiv.org/abs/2306.11197.
+    layer of the paper. Ren et al. 2023, https://arxiv.org/abs/2306.11197. With `weights=SquaredRelu()` it is
+    `relu(q k^T / window)^2`, as in the released code, and offsets start as in `GatedAttentionUnit`.
 
     The state is that of the average, and keys and values of `window` tokens.
 
@@ -128,7 +130,9 @@ class SparseGatedUnit(Mixer):
         self.log_temperature = param(start, (), axes=(), group='vector', rngs=rngs)
         self.own = Linear(dim, dim, bias=True, rngs=rngs)
         self.mixed = Linear(dim, key_dim + 2 * value_dim, bias=True, rngs=rngs)
-        self.heads = QueriesAndKeys(key_dim, position=position, rngs=rngs)
+        squared = isinstance(weights, SquaredRelu)
+        self.scale = 1 / window if squared else None
+        self.heads = QueriesAndKeys(key_dim, position=position, offset=biased(window) if squared else 0.0, rngs=rngs)
         self.output = Linear(value_dim, dim, bias=True, axes=('heads', 'embed'), rngs=rngs)
 
     def __call__(
@@ -152,7 +156,9 @@ class SparseGatedUnit(Mixer):
         here = dataclasses.replace(ctx, positions=places, segments=None)
         q, k = (each.astype(x.dtype) for each in self.heads(wide_silu(z), here))
         v = rounded_silu(v)[:, :, None]
-        attention = functools.partial(cores.attention, weights=self.weights, implementation=self.implementation)
+        attention = functools.partial(
+            cores.attention, weights=self.weights, scale=self.scale, implementation=self.implementation
+        )
         if state is None:
             seen = None if ctx.segments is None else chosen.runs
             read = attention(q, k, v, causal=True, window=self.window + 1, segments=seen)

@@ -29,7 +29,7 @@ CHUNKED = ((100, 60),)
 def check_state(subject: Subject) -> None:
     """`init_state` gives arrays, and a call gives them back with new values: same structure, shapes and types.
 
-    In float32 and in bfloat16.
+    In float32 and in bfloat16. What has no axis is the same after any tokens.
     """
     for dtype in (jnp.float32, jnp.bfloat16):
         _check_state(subject, dtype)
@@ -50,9 +50,25 @@ def _check_state(subject: Subject, dtype: DTypeLike) -> None:
             f'state: init_state returned a state with {leaf!r}, of type {type(leaf).__name__}; every part of it must '
             'be a JAX array, in a NamedTuple, a tuple or another pytree',
         )
+    for length, called in ((1, 'a call'), (0, 'a call of no tokens')):
+        with noted(f'state: {called} with the state of init_state fails', (Exception,)):
+            x = subject.x(length=length, dtype=dtype)
+            _, after = jax.eval_shape(subject.run, subject.params, x, full(length), state)
+        _check_kept(state, after)
     x = subject.x(length=1, dtype=dtype)
-    with noted('state: a call with the state of init_state fails', (Exception,)):
-        _, after = jax.eval_shape(subject.run, subject.params, x, full(1), state)
+    axes = jax.tree.map(lambda leaf: 0 if leaf.ndim else None, state)
+    streams = jax.tree.map(lambda leaf: leaf[None] if leaf.ndim else leaf, state)
+
+    def read(x: Array, state: Any) -> Any:
+        return subject.run(subject.params, x, full(1), state)[1]
+
+    note = 'state: an array without axes depends on x or on other arrays; it may depend on the number of tokens alone'
+    with noted(note, (ValueError,)):
+        jax.eval_shape(jax.vmap(read, in_axes=(0, axes), out_axes=axes), x[None], streams)
+
+
+def _check_kept(state: Any, after: Any) -> None:
+    """The state that a call returns has the structure, shapes and types of the one that it was given."""
     require(after is not None, 'state: a call that was given a state returned None; it must return the advanced state')
     wanted, found = (str(jax.tree.structure(tree)) for tree in (state, after))
     require(found == wanted, f'state: a call that was given {wanted} returned {found}; it must keep the structure')

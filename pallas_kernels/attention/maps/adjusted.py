@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.attention.maps import softmax
-from pallas_kernels.attention.maps.base import HIDDEN, Block, Reduce, Statistics, WeightMap
+from pallas_kernels.attention.maps.base import HIDDEN, Block, Reduce, Scaled, Statistics, WeightMap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +21,9 @@ class SelfAdjustSoftmax(WeightMap):
         return jnp.where(visible, scores, 0) * softmax.row(scores, visible)
 
     def block(self, block: Block, pivot: jax.Array) -> tuple[jax.Array, jax.Array]:
-        denominators = softmax.exponentials(block, pivot)
-        return jnp.where(block.visible, block.scores, 0) * denominators, denominators
+        denominators = _exponentials(block, pivot)
+        # Where not visible, scores are finite and exponentials zero.
+        return block.scores * denominators, denominators
 
     def finish(self, pivot: jax.Array, denominator: jax.Array) -> tuple[jax.Array, Statistics]:
         return softmax.normalise(pivot, denominator)
@@ -32,7 +33,7 @@ class SelfAdjustSoftmax(WeightMap):
 
     def recompute(self, block: Block, statistics: Statistics) -> jax.Array:
         pivot, inverse = statistics
-        return jnp.where(block.visible, block.scores, 0) * (softmax.exponentials(block, pivot) * inverse)
+        return block.scores * (_exponentials(block, pivot) * inverse)
 
     def score_gradient(
         self,
@@ -44,7 +45,17 @@ class SelfAdjustSoftmax(WeightMap):
         companion_delta: Any,
     ) -> jax.Array:
         pivot, inverse = statistics
-        return weights * dweights + softmax.exponentials(block, pivot) * inverse * (dweights - delta)
+        return _exponentials(block, pivot) * inverse * ((1 + block.scores) * dweights - delta)
+
+
+def _exponentials(block: Block, pivot: jax.Array) -> jax.Array:
+    """`exp(s_j - pivot)`, zero where not visible, of scores even where these are scaled products.
+
+    A kernel that reads scores anyway thus keeps one array of a block, and not two.
+    """
+    return softmax.exponentials(
+        block if block.scaled is None else block._replace(scaled=Scaled(block.scores, 1)), pivot
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,9 +101,12 @@ class NormalisedSelfAdjustSoftmax(WeightMap):
         )
 
     def recompute(self, block: Block, statistics: Statistics) -> jax.Array:
+        return self._adjusted(block, statistics) * self.companion(block, statistics)
+
+    def _adjusted(self, block: Block, statistics: Statistics) -> jax.Array:
+        """`(s_j - a) / (b - a)`, zero where not visible: the span is that of visible scores alone."""
         _, _, low, inverse_span, _, _ = statistics
-        adjusted = jnp.where(block.visible, (block.scores - low) * inverse_span, 0)
-        return adjusted * self.companion(block, statistics)
+        return jnp.where(block.visible, (block.scores - low) * inverse_span, 0)
 
     def companion(self, block: Block, statistics: Statistics) -> jax.Array:
         return softmax.exponentials(block, statistics[0]) * statistics[1]
@@ -107,7 +121,9 @@ class NormalisedSelfAdjustSoftmax(WeightMap):
         companion_delta: Any,
     ) -> jax.Array:
         _, _, _, inverse_span, least, greatest = statistics
-        inner = weights * dweights + self.companion(block, statistics) * (inverse_span * dweights - delta)
+        inner = (self._adjusted(block, statistics) + inverse_span) * dweights - delta
         column = block.columns.astype(block.scores.dtype)
+        # The two ends are never one column: the one is below zero, the other above it.
         at_least = jnp.where(block.visible & (column == least), (delta - companion_delta) * inverse_span, 0)
-        return inner + at_least - jnp.where(block.visible & (column == greatest), delta * inverse_span, 0)
+        at_end = jnp.where(block.visible & (column == greatest), -delta * inverse_span, at_least)
+        return self.companion(block, statistics) * inner + at_end

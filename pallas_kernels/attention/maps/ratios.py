@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -40,7 +41,7 @@ class Ratio(WeightMap):
         return old / new
 
     def block(self, block: Block, pivot: jax.Array) -> tuple[jax.Array, jax.Array]:
-        numerators = jnp.where(block.visible, self.function(block.scores) / pivot, 0)
+        numerators = jnp.where(block.visible, self.function(block.scores) * (1 / pivot), 0)
         return numerators, numerators
 
     def finish(self, pivot: jax.Array, denominator: jax.Array) -> tuple[jax.Array, Statistics]:
@@ -73,7 +74,12 @@ class StableMax(Ratio):
     """`f(s) = 1 + s` for positive scores, `1 / (1 - s)` for negative ones (Prieto et al., 2025, arXiv 2501.04697)."""
 
     def function(self, scores: jax.Array) -> jax.Array:
-        return jnp.where(scores >= 0, 1 + scores, 1 / (1 - jnp.minimum(scores, 0)))
+        # One of the two terms is one, or zero.
+        return 1 / (1 - jnp.minimum(scores, 0)) + jnp.maximum(scores, 0)
+
+    def highest(self, block: Block, largest: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        # It grows with the scores, so that one value a row is enough.
+        return jnp.maximum(self.function(softmax.highest(block, largest)), self.start)
 
     def slope(self, scores: jax.Array) -> jax.Array:
         inverse = 1 / (1 - jnp.minimum(scores, 0))
@@ -130,7 +136,7 @@ class PowerSoftmax(WeightMap):
         return whole_power(old / _nonzero(new), self.power)
 
     def block(self, block: Block, pivot: jax.Array) -> tuple[jax.Array, jax.Array]:
-        powers = whole_power(jnp.where(block.visible, block.scores, 0) / _nonzero(pivot), self.power)
+        powers = whole_power(jnp.where(block.visible, block.scores, 0) * (1 / _nonzero(pivot)), self.power)
         return powers, powers
 
     def finish(self, pivot: jax.Array, denominator: jax.Array) -> tuple[jax.Array, Statistics]:
@@ -188,8 +194,11 @@ class Softpick(WeightMap):
         shifted = jnp.where(visible, jnp.exp(jnp.where(visible, scores, 0) - highest) - jnp.exp(-highest), 0)
         return jax.nn.relu(shifted) / (self.epsilon + jnp.sum(jnp.abs(shifted), axis=-1, keepdims=True))
 
+    def highest(self, block: Block, largest: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        return softmax.highest(block, largest, self.start)
+
     def block(self, block: Block, pivot: jax.Array) -> tuple[jax.Array, jax.Array]:
-        shifted = softmax.exponentials(block, pivot) - jnp.where(block.visible, jnp.exp(-pivot), 0)
+        shifted = jnp.where(block.visible, softmax.unmasked(block, pivot) - jnp.exp(-pivot), 0)
         return jnp.maximum(shifted, 0), jnp.abs(shifted)
 
     def finish(self, pivot: jax.Array, denominator: jax.Array) -> tuple[jax.Array, Statistics]:
@@ -202,7 +211,8 @@ class Softpick(WeightMap):
 
     def recompute(self, block: Block, statistics: Statistics) -> jax.Array:
         pivot, inverse = statistics
-        return self.block(block, pivot)[0] * inverse
+        # Where a key is not visible, what is left of zero is below it.
+        return jnp.maximum(softmax.exponentials(block, pivot) * inverse - jnp.exp(-pivot) * inverse, 0)
 
     def score_gradient(
         self,
@@ -214,7 +224,8 @@ class Softpick(WeightMap):
         companion_delta: Any,
     ) -> jax.Array:
         pivot, inverse = statistics
-        signed = jnp.where(block.scores > 0, dweights - delta, jnp.where(block.scores < 0, delta, 0))
+        signs = block.scores if block.scaled is None else block.scaled.products
+        signed = jnp.where(signs > 0, dweights - delta, jnp.where(signs < 0, delta, 0))
         return softmax.exponentials(block, pivot) * inverse * signed
 
 

@@ -27,10 +27,29 @@ def exponentials(block: Block, pivot: jax.Array) -> jax.Array:
     In base 2 a large pivot is rounded once more, by as much as a score of its size is, and alike for all keys of a row:
     weights keep their digits where numerators and denominators are both from here.
     """
+    power, exponents = _exponents(block, pivot)
+    return power(jnp.where(block.visible, exponents, HIDDEN))
+
+
+def unmasked(block: Block, pivot: jax.Array) -> jax.Array:
+    """`exp(s_j - pivot)`, which may be infinite where not visible."""
+    power, exponents = _exponents(block, pivot)
+    return power(exponents)
+
+
+def _exponents(block: Block, pivot: jax.Array) -> tuple[Callable[[jax.Array], jax.Array], jax.Array]:
     if block.scaled is None:
-        return jnp.exp(jnp.where(block.visible, block.scores - pivot, HIDDEN))
+        return jnp.exp, block.scores - pivot
     products, scale = block.scaled
-    return jnp.exp2(jnp.where(block.visible, scale * LOG2E * products - LOG2E * pivot, HIDDEN))
+    return jnp.exp2, scale * LOG2E * products - LOG2E * pivot
+
+
+def highest(block: Block, largest: Callable[[jax.Array], jax.Array], start: float = HIDDEN) -> jax.Array:
+    """The largest score of every row, `start` where none is larger; of products, where scores are these, scaled."""
+    if block.scaled is None:
+        return largest(jnp.where(block.visible, block.scores, start))
+    products, scale = block.scaled
+    return scale * largest(jnp.where(block.visible, products, start))
 
 
 def normalise(pivot: jax.Array, denominator: jax.Array) -> tuple[jax.Array, Statistics]:
@@ -77,10 +96,7 @@ class Softmax(WeightMap):
         return numerators / denominator, (pivot, 1 / denominator)
 
     def highest(self, block: Block, largest: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        if block.scaled is None:
-            return super().highest(block, largest)
-        products, scale = block.scaled
-        return scale * largest(jnp.where(block.visible, products, HIDDEN))
+        return highest(block, largest)
 
     def block(self, block: Block, pivot: jax.Array) -> tuple[jax.Array, jax.Array]:
         numerators = exponentials(block, pivot)
@@ -170,7 +186,7 @@ class ClippedSoftmax(WeightMap):
 
     def companion(self, block: Block, statistics: Statistics) -> jax.Array:
         stretched = self._stretched(block, statistics)
-        return jnp.where((stretched + self.gamma > 0) & (stretched + self.gamma < 1), stretched, 0)
+        return jnp.where((stretched > -self.gamma) & (stretched < 1 - self.gamma), stretched, 0)
 
     def _stretched(self, block: Block, statistics: Statistics) -> jax.Array:
         pivot, inverse = statistics
@@ -185,5 +201,6 @@ class ClippedSoftmax(WeightMap):
         delta: jax.Array,
         companion_delta: Any,
     ) -> jax.Array:
-        pivot, inverse = statistics
-        return self.companion(block, statistics) * dweights - exponentials(block, pivot) * inverse * companion_delta
+        stretch = self.zeta - self.gamma
+        both = self.companion(block, statistics) * dweights
+        return both - self._stretched(block, statistics) * (companion_delta / stretch)

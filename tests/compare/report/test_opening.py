@@ -86,7 +86,7 @@ def test_the_axis_of_a_share_ends_at_one_where_no_cost_tells_apart():
 
 def test_the_axes_of_small_figures_of_a_share_end_at_one():
     plot = figures.companion_plots(made.contents(2, 5, companion=True))[0]
-    name, cost, *_, mark = plot.lines[0]
+    name, cost, *_, mark, survivors = plot.lines[0]
     axes = Figure().subplots()
-    plot.draw(axes, [(name, cost, 0.99, 0.97, 1.0, mark), *plot.lines[1:]])
+    plot.draw(axes, [(name, cost, 0.99, 0.97, 1.0, mark, survivors), *plot.lines[1:]])
     assert axes.get_ylim()[1] == 1 and max(axes.get_yticks()) <= 1

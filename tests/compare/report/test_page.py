@@ -209,6 +209,26 @@ def test_the_large_figure_is_what_is_drawn_from_its_csv_file(contents, files):
     assert all(name in files['score.svg'] for name in made.NAMES[:2]) and 'unigram' in files['score.svg']
 
 
+def test_figures_say_where_seeds_failed(contents):
+    first, *others = contents.studies
+    row = dataclasses.replace(first.row, confirmed=first.row.confirmed[:2], failed=1)
+    trials = tuple(trial for trial in first.trials if not (trial.confirms and trial.number == 2))
+    comparison = dataclasses.replace(contents.comparison, rows=(row, *(other.row for other in others)))
+    studies = (dataclasses.replace(first, row=row, trials=trials), *others)
+    some = dataclasses.replace(contents, comparison=comparison, studies=studies)
+    for failed, shown in ((True, some), (False, contents)):
+        plots = {plot.name: plot for section in sections(shown) for plot in section.plots}
+        for name in ('cost_state_bytes', 'lengths', 'interval_confirmed'):
+            assert figures.svg(plots[name], key=False).count('2 of 3 seeds') == failed, name
+        assert '2 of 3 seeds' not in figures.svg(plots['interval_expected_best'], key=False)
+        opening = opening_of(shown)
+        drawn = openings.draw(opening, openings.lines(opening), WIDE)
+        assert drawn.count('>mha †</text>') == failed and drawn.count('2 seeds, others failed') == failed
+        assert ('† Some of its seeds failed; the mean is of the others.' in bare(shown)) == failed
+        flat = dataclasses.replace(opening, entries=[dataclasses.replace(one, costs={}) for one in opening.entries])
+        assert openings.draw(flat, openings.lines(flat), WIDE).count('>mha †</text>') == failed
+
+
 def test_the_page_opens_with_its_question_a_sentence_and_the_table(contents, files):
     text = files['index.html']
     assert '<h1>Which of mha and gla has the lowest valid/loss on StdlibText?</h1>' in text

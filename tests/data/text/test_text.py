@@ -130,9 +130,11 @@ def test_a_folder_without_matching_files_says_what_it_has(tmp_path):
         UserError, match=rf"no file in {tmp_path} matches the pattern '\*\*/\*.txt'; the folder is empty"
     ):
         TextFiles(str(tmp_path)).load('train', Bytes())
-    write(tmp_path, {'a.md': 'a', 'b/c.py': 'c'})
-    with pytest.raises(UserError, match=r'the files there end in .md, .py'):
+    write(tmp_path, {'a.md': 'a', 'b/c.py': 'c', 'b/d.py': 'd', 'e': 'e', '.git/f': 'f', '.git/g': 'g', '.git/h': 'h'})
+    with pytest.raises(UserError) as caught:
         TextFiles(str(tmp_path)).load('train', Bytes())
+    found = "the files there end in .py, none, .md: set pattern, as by '--config.task.text.pattern=**/*.py'"
+    assert str(caught.value).endswith(found)
 
 
 def test_empty_files_are_passed_over_and_recorded(tmp_path, caplog):

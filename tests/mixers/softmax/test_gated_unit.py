@@ -12,6 +12,7 @@ from attnlab.context import Context
 from attnlab.functional.rotary import rotate
 from attnlab.mixers.softmax.gated_unit import GatedAttentionUnit, Mega
 from attnlab.testing.noise import noise, perturbed
+from pallas_kernels import Softmax, SquaredRelu
 
 DIM, LENGTH = 4, 9
 
@@ -66,12 +67,20 @@ def start(name: str, length: int, seed: int, **arguments) -> tuple[float, float]
 
 
 @pytest.mark.parametrize(
-    ('name', 'arguments'), [('gau', {}), ('gau', {'position': None}), ('flash', {}), ('flash', {'position': None})]
+    ('name', 'arguments', 'least'),
+    [
+        ('gau', {}, 1e-7),
+        ('gau', {'position': None}, 1e-7),
+        ('flash', {}, 1e-7),
+        ('flash', {'position': None}, 1e-7),
+        ('mega', {'weights': SquaredRelu()}, 1e-7),
+        ('seqboat', {'weights': SquaredRelu()}, 1e-8),
+    ],
 )
-def test_products_of_offsets_are_a_bias_that_units_start_with(name, arguments):
+def test_products_of_offsets_are_a_bias_that_units_start_with(name, arguments, least):
     """Without it weights were 1e-12, outputs of gau 1e-10 and gradients 1e-12, where Adam adds 1e-8 to their size."""
     outputs, gradients = np.array([start(name, 1024, seed, **arguments) for seed in range(3)]).T
-    assert np.median(outputs) > 1e-4 and np.median(gradients) > 1e-7
+    assert np.median(outputs) > 1e-4 and np.median(gradients) > least
 
 
 def test_no_unit_starts_silent_on_short_rows():
@@ -83,10 +92,12 @@ def test_no_unit_starts_silent_on_short_rows():
     assert not np.any(numbers(Mega(DIM, rngs=nnx.Rngs(0)).heads.offset))
 
 
+@pytest.mark.parametrize('weights', [Softmax(), SquaredRelu()])
 @pytest.mark.parametrize('chunk', [4, pytest.param(None, marks=pytest.mark.slow)])
-def test_mega_is_that_of_the_paper(chunk):
+def test_mega_is_that_of_the_paper(chunk, weights):
+    """And its squared rectifier that of the released code, whose products are divided by the number of visible keys."""
     with jax.enable_x64(True):
-        mixer = perturbed(Mega(DIM, key_dim=6, value_dim=5, state=3, chunk=chunk, rngs=nnx.Rngs(0)))
+        mixer = perturbed(Mega(DIM, key_dim=6, value_dim=5, state=3, chunk=chunk, weights=weights, rngs=nnx.Rngs(0)))
         x = noise(1, LENGTH, DIM, dtype=jnp.float64)
         y, _ = jax.jit(mixer)(x, Context.full(1, LENGTH))
         u = np.asarray(x[0])
@@ -102,8 +113,11 @@ def test_mega_is_that_of_the_paper(chunk):
         seen = places[:, None] >= places
         if chunk is not None:
             seen &= places[:, None] // chunk == places // chunk
-        weights = softmax(np.where(seen, q @ k.T / np.sqrt(6), -np.inf), axis=-1)
-        read = linear(mixer.output, silu(r) * (weights @ silu(linear(mixer.value, u))))
+        if weights == Softmax():
+            weighed = softmax(np.where(seen, q @ k.T / np.sqrt(6), -np.inf), axis=-1)
+        else:
+            weighed = np.where(seen, np.maximum(q @ k.T / seen.sum(axis=1, keepdims=True), 0) ** 2, 0)
+        read = linear(mixer.output, silu(r) * (weighed @ silu(linear(mixer.value, u))))
         np.testing.assert_allclose(y[0], expit(update) * (silu(own + read) - u), rtol=1e-9, atol=1e-9)
 
 

@@ -15,6 +15,7 @@ from attnlab.errors import UserError
 from attnlab.functional.rotary import rotate
 from attnlab.mixers.softmax.sparse_unit import SparseGatedUnit
 from attnlab.testing.noise import noise, perturbed
+from pallas_kernels import Softmax, SquaredRelu
 
 DIM, LENGTH, WINDOW = 4, 23, 3
 
@@ -53,8 +54,12 @@ def local_unit(mixer: SparseGatedUnit, m: np.ndarray, places: np.ndarray) -> np.
     q, k = (np.asarray(rotate(jnp.asarray(e)[None, :, None], jnp.asarray(places)[None], base=10000.0)) for e in both)
     order = np.arange(len(m))
     distance = order[:, None] - order
-    scores = np.where((distance >= 0) & (distance <= WINDOW), q[0, :, 0] @ k[0, :, 0].T / np.sqrt(6), -np.inf)
-    return linear(mixer.output, r * (softmax(scores, axis=-1) @ v))
+    seen, products = (distance >= 0) & (distance <= WINDOW), q[0, :, 0] @ k[0, :, 0].T
+    if mixer.weights == Softmax():
+        weights = softmax(np.where(seen, products / np.sqrt(6), -np.inf), axis=-1)
+    else:
+        weights = np.where(seen, np.maximum(products / WINDOW, 0) ** 2, 0)
+    return linear(mixer.output, r * (weights @ v))
 
 
 def by_hand(mixer: SparseGatedUnit, x: np.ndarray, capacity: int | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -68,10 +73,11 @@ def by_hand(mixer: SparseGatedUnit, x: np.ndarray, capacity: int | None = None) 
     return silu(linear(mixer.own, m) + given + x) - x, active
 
 
-@pytest.mark.parametrize('capacity', [None, 4])
-def test_the_layer_is_that_of_the_paper(capacity):
+@pytest.mark.parametrize(('capacity', 'weights'), [(None, Softmax()), (4, Softmax()), (None, SquaredRelu())])
+def test_the_layer_is_that_of_the_paper(capacity, weights):
+    """And its squared rectifier that of the released code, whose products are divided by the window."""
     with jax.enable_x64(True):
-        mixer = make(capacity=capacity)
+        mixer = make(capacity=capacity, weights=weights)
         x = noise(1, LENGTH, DIM, dtype=jnp.float64)
         expected, active = by_hand(mixer, np.asarray(x[0]), capacity)
         assert WINDOW < len(active) < LENGTH
