@@ -125,13 +125,14 @@ def rewrite(page: pathlib.Path, records: Sequence[pathlib.Path]) -> None:
     """
     measured = [markdown(json.loads(record.read_text())) for record in records if record.suffix == '.json']
     lines = [line for record in records if record.suffix == '.jsonl' for line in record.read_text().splitlines()]
-    text = _between(MEASURED, page.read_text(), '\n'.join(measured), page)
+    text = between(MEASURED, page.read_text(), '\n'.join(measured), page)
     if lines:
-        text = _between(COMPILED, text, compiled([json.loads(line) for line in lines]), page)
+        text = between(COMPILED, text, compiled([json.loads(line) for line in lines]), page)
     page.write_text(text)
 
 
-def _between(marks: tuple[str, str], text: str, tables: str, page: pathlib.Path) -> str:
+def between(marks: tuple[str, str], text: str, tables: str, page: pathlib.Path) -> str:
+    """The text of a page with other tables between two marks. Raises ValueError where it has no such marks."""
     before, begin, rest = text.partition(marks[0])
     _, end, after = rest.partition(marks[1])
     if not (begin and end):

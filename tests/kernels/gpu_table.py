@@ -8,8 +8,10 @@ import json
 import pathlib
 import sys
 
+from pallas_kernels.bench.table import between
+
 DOCUMENT = pathlib.Path(__file__).parents[2] / 'docs' / 'kernels.md'
-BEGIN, END = '<!-- assembled: begin -->', '<!-- assembled: end -->'
+MARKS = ('<!-- assembled: begin -->', '<!-- assembled: end -->')
 
 
 def table(lines: list[dict]) -> str:
@@ -35,7 +37,5 @@ def table(lines: list[dict]) -> str:
 
 
 if __name__ == '__main__':
-    text = DOCUMENT.read_text()
-    before, rest = text.split(BEGIN)
     found = [json.loads(line) for line in pathlib.Path(sys.argv[1]).read_text().splitlines()]
-    DOCUMENT.write_text(f'{before}{BEGIN}\n\n{table(found)}\n\n{END}{rest.split(END)[1]}')
+    DOCUMENT.write_text(between(MARKS, DOCUMENT.read_text(), f'{table(found)}\n', DOCUMENT))

@@ -9,8 +9,10 @@ import pathlib
 import sys
 from typing import Any
 
+from pallas_kernels.bench.table import between
+
 DOCUMENT = pathlib.Path(__file__).parents[2] / 'docs' / 'kernels.md'
-BEGIN, END = '<!-- maps: begin -->', '<!-- maps: end -->'
+MARKS = ('<!-- maps: begin -->', '<!-- maps: end -->')
 KERNELS = ('attention_forward', 'attention_query_gradients', 'attention_key_gradients')
 
 
@@ -44,7 +46,5 @@ def table(lines: list[dict[str, Any]]) -> str:
 
 
 if __name__ == '__main__':
-    text = DOCUMENT.read_text()
-    before, rest = text.split(BEGIN)
     found = [json.loads(line) for line in pathlib.Path(sys.argv[1]).read_text().splitlines()]
-    DOCUMENT.write_text(f'{before}{BEGIN}\n\n{table(found)}\n\n{END}{rest.split(END)[1]}')
+    DOCUMENT.write_text(between(MARKS, DOCUMENT.read_text(), f'{table(found)}\n', DOCUMENT))
