@@ -493,7 +493,7 @@ def _chained(
     _, left = run()
     begins, ends = _edges(segments, left.shape[0], reverse=reverse)
     total = jnp.where(_over(ends | begins, total), 0, total)
-    totals, lefts = jax.lax.all_gather((jnp.broadcast_to(total, (left.shape[0], *total.shape[1:])), left), SEQUENCE)
+    totals, lefts = map(_gathered, (jnp.broadcast_to(total, (left.shape[0], *total.shape[1:])), left))
     first = jnp.zeros_like(left) if state is None else state.astype(left.dtype)
 
     def add(before: Array, stretch: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -503,6 +503,12 @@ def _chained(
     start = jax.lax.dynamic_index_in_dim(starts, jax.lax.axis_index(SEQUENCE), keepdims=False)
     outputs, _ = run(state=jnp.where(_over(begins, start), 0, start))
     return outputs, last
+
+
+def _gathered(array: Array) -> Array:
+    """The arrays of all devices, one after the other; complex ones in parts, as TPUs add up no complex gradients."""
+    gather = functools.partial(jax.lax.all_gather, axis_name=SEQUENCE)
+    return jax.lax.complex(gather(array.real), gather(array.imag)) if jnp.iscomplexobj(array) else gather(array)
 
 
 def _edges(
