@@ -1,4 +1,4 @@
-"""Gates of the output of a mixer, and of the input and state of a recurrence."""
+"""Gates of the output of a mixer, of the input and state of a recurrence, and of memories and slots."""
 
 import math
 from collections.abc import Callable
