@@ -8,7 +8,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from attnlab.context import Context
+from attnlab.context import BACKWARDS, Context
 from attnlab.errors import UserError
 from attnlab.functional.documents import document_places
 from attnlab.mixers.mixer import Mixer, TwoSided
@@ -94,6 +94,6 @@ class Backwards(TwoSided):
         segments = None if ctx.segments is None else jnp.flip(ctx.segments, 1)
         positions = document_places(segments, *x.shape[:2])
         # Another key than that of a mixer beside it, which reads forwards.
-        ctx = dataclasses.replace(ctx.fold_in(4), positions=positions, segments=segments, grid=None)
+        ctx = dataclasses.replace(ctx.fold_in(BACKWARDS), positions=positions, segments=segments, grid=None)
         outputs = [mixer(jnp.flip(x, 1), ctx, None)[0] for mixer in self.mixers]
         return jnp.flip(jnp.sum(jnp.stack(outputs), axis=0), 1).astype(x.dtype), None
