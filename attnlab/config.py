@@ -107,7 +107,7 @@ def plain(config: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """The inverse of `plain`: dictionaries become ConfigDicts, lists become tuples, what changed today's.
+    """The inverse of `plain`: dictionaries become ConfigDicts, lists tuples, and names of before those of today.
 
     Arguments that a class has gained since have their defaults, which `build` would give them.
     """

@@ -83,8 +83,8 @@ def check_names(path: str, given: Iterable[str], taken: Iterable[str]) -> None:
 def check_type(path: str, value: Any, kind: Any) -> None:
     """Raises `UserError` when `value` is of none of the types that `kind` admits; whole numbers pass for real ones.
 
-    A part may be whatever can be called where a factory is due, and else an instance of the class. Types that cannot
-    be looked at, such as those of arrays, admit everything but a plain value.
+    A part may be whatever can be called where a factory is due, and else an instance of the class. Types that
+    `isinstance` cannot ask about, such as those of arrays, admit everything but a plain value.
     """
     admitted = members(kind)
     if admitted == (typing.Literal,):

@@ -199,7 +199,7 @@ class Block(PreNorm):
             )
 
     def around(self, name: BranchName, norm: Norm, run: Branch, ctx: Context) -> tuple[Norm, Branch]:
-        """What the input of a branch is normalised by, and the branch as it is added: as they are."""
+        """The norm of a branch's input, and the branch, both as they are; subclasses may wrap them."""
         del name, ctx
         return norm, run
 
@@ -224,7 +224,7 @@ class Block(PreNorm):
 
 
 def _during(norm: Any, ctx: Context, state: State | None) -> Norm:
-    """The norm; in training, the form that one of batches has there.
+    """The norm; in training, the training form of a norm with batch statistics.
 
     Raises `UserError` if it looks ahead and the call is given a state.
     """
@@ -236,7 +236,7 @@ def _during(norm: Any, ctx: Context, state: State | None) -> Norm:
 
 
 def fed(mlp: Any, x: Sequence, ctx: Context) -> Sequence:
-    """What a channel mixer without a state gives; one of experts may draw where tokens go, in training."""
+    """The output of a channel mixer without a state; one that routes may draw, in training, where tokens go."""
     if getattr(mlp, 'routes', False):
         return mlp(x, None if ctx.deterministic else ctx.fold_in(IN_EXPERTS).dropout_key, ctx.labels, ctx.segments)
     return mlp(x)

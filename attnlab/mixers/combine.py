@@ -73,9 +73,9 @@ class SideBySide(Mixer):
 class Backwards(TwoSided):
     """Mixers that read every document from its end: `y = reversed(sum_i f_i(reversed(x)))`.
 
-    Beside a causal mixer, as `SideBySide(mixers=(f, Backwards(mixers=(g,))), scales=(1, 1))`, it gives what sees both
-    ways; in every other layer the directions take turns. Positions count from the end of a document. Schuster and
-    Paliwal 1997, https://doi.org/10.1109/78.650093.
+    Beside a causal mixer, as `SideBySide(mixers=(f, Backwards(mixers=(g,))), scales=(1, 1))`, it makes one that sees
+    both ways; in every other layer it makes the directions alternate. Positions count from the end of a document.
+    Schuster and Paliwal 1997, https://doi.org/10.1109/78.650093.
 
     Args:
       dim: model width.
