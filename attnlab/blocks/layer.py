@@ -40,7 +40,7 @@ class MixerAndMLP(Layer):
     """A layer is a mixer and a channel mixer, each a branch; or several mixers, then a channel mixer.
 
     Raises `UserError` for a pattern of mixers that does not fill whole layers, and for points at channel mixers where
-    there are none; all four points are those that there are.
+    there are none; with all four points, those at channel mixers are left out where there are none.
 
     Attributes:
       norm: of the branches; `None`: that of `Block`.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int, Shaped
 
-from attnlab.context import PADDING, Context
+from attnlab.context import IN_MIXER, PADDING, Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.cache import Entries, ForgettingEntries, KeyValueCache, extend, overflown
@@ -187,7 +187,7 @@ def attend(
             own=jnp.argmax(view.queries.places[:, None] == view.keys.places[None, :], axis=1),
             bias=_with_distance(bias, slopes, view),
             temperature=temperature,
-            key=None if view.ctx.deterministic else view.ctx.fold_in(2).dropout_key,
+            key=None if view.ctx.deterministic else view.ctx.fold_in(IN_MIXER).dropout_key,
         )
     elif view.cache is None:
         y = cores.attention(

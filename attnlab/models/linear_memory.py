@@ -1,4 +1,4 @@
-"""A linear system and a linear read of it: what it remembers is all there is."""
+"""A linear system and a linear read of its states, and nothing else."""
 
 from collections.abc import Callable, Iterator
 

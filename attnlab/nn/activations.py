@@ -53,7 +53,7 @@ def _normal_density(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Arra
 
 
 def gelu_exact(x: Float[Array, '*b']) -> Float[Array, '*b']:
-    """`x P(X <= x)` of a standard normal X, of which `gelu` is the tanh approximation.
+    """`x P(X <= x)` for a standard normal X; `gelu` is its tanh approximation.
 
     Hendrycks and Gimpel 2016, https://arxiv.org/abs/1606.08415.
     """
@@ -196,14 +196,14 @@ LEARNED: dict[str, Callable[..., Module]] = {
 
 
 def activation(name: str | Activation) -> Activation:
-    """Returns the nonlinearity called `name`, or what is one already (`attnlab.nn.core_units`).
+    """Returns the nonlinearity called `name`; one that is given itself (`attnlab.nn.core_units`) is returned as it is.
 
     Raises `UserError` naming the closest one for an unknown name.
     """
     if not isinstance(name, str):
         return name
     if name in LEARNED:
-        raise UserError(f'activation {name!r} has parameters, which this part has no place for; MLPs take it')
+        raise UserError(f'activation {name!r} has parameters, and this part cannot hold any; channel mixers can')
     if name not in ACTIVATIONS:
         raise UserError(f'there is no activation {name!r}{nearest(name, ACTIVATIONS)}')
     return recomputed(ACTIVATIONS[name])

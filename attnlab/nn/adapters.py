@@ -42,7 +42,7 @@ class LowRankChanges(Module):
         self.changes = nnx.List([LowRankChange(*shape, rank=rank, rngs=rngs) for shape in shapes])
 
     def add(self, module: nnx.Module) -> None:
-        """Adds the changes to the matrices of a module, which is of no further use without them."""
+        """Adds the changes to the matrices of a module, in place; its own matrices are lost."""
         for change, linear in zip(self.changes, linear_maps(module), strict=True):
             linear.weight[...] = linear.weight[...] + change()
 

@@ -22,7 +22,7 @@ Placed = Float[Array, 'b y x d']
 
 
 class PatchMap(Module):
-    """A learned linear map of patches that do not overlap: a convolution of `patch` x `patch` pixels in steps of that.
+    """A learned linear map of patches that do not overlap: a convolution of `patch` x `patch` pixels with that stride.
 
     Rows and columns beyond the last whole patch are dropped. `start` is what the map starts from; `None`: attnlab's.
     Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929.

@@ -76,8 +76,8 @@ class LowRankDecay(Module):
 class ChannelDecay(Module):
     """A decay for every key channel, or every slot, `logsigmoid(x W) / temperature`, in float32 or better.
 
-    The decay of gated slot attention: Zhang et al. 2024, https://arxiv.org/abs/2409.07146. Raises `UserError` for a
-    temperature that is not positive.
+    The decay that `gsa` computes itself, as a part, for `gates.decay=` of `raven`: Zhang et al. 2024,
+    https://arxiv.org/abs/2409.07146. Raises `UserError` for a temperature that is not positive.
     """
 
     def __init__(self, dim: int, *, heads: int, key_dim: int, temperature: float = 8.0, rngs: nnx.Rngs):

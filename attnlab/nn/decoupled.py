@@ -33,7 +33,7 @@ class DecoupledRope:
         Raises `UserError` for a ratio that is not positive.
         """
         if self.ratio <= 0:
-            raise UserError(f'ratio is {self.ratio}; it says how many channels come to those of a head: above 0')
+            raise UserError(f'ratio is {self.ratio}; it must be above 0: additional channels per channel of a head')
         return channels, max(2, 2 * round(self.ratio * channels / 2))
 
     def keys(self, heads: int) -> int:
@@ -87,7 +87,7 @@ class EliteRope:
         """Returns the numbers of unrotated and rotated channels of a query or key, which add up to those of the head.
 
         Raises `UserError` unless all heads rotate the same number of pairs, distinct and within range, and for a
-        fraction that is none, or above all.
+        fraction that is not above 0 and at most 1.
         """
         if channels % 2:
             raise UserError(f'a head of {channels} channels cannot be rotated in pairs; it must have an even number')

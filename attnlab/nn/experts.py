@@ -265,6 +265,8 @@ class MixtureOfExperts(Module):
     Raises `UserError` for more active experts than there are, a capacity that is not positive, and negative weights.
     """
 
+    routes = True
+
     def __init__(
         self,
         dim: int,

@@ -1,7 +1,7 @@
 """Fast weights: the losses that a linear memory is trained on while it reads, and how gradients change it.
 
 A memory `W` maps keys to what they stand for, `z = W^T k`. Gradients of a mini-batch of tokens are all taken at the
-weights before it. The sum of gradients, or what else of them is carried along, is called the memory's momentum.
+weights before it. What is carried along of the gradients, such as their sum, is called the memory's momentum.
 """
 
 import abc
@@ -51,7 +51,7 @@ class Plan(NamedTuple):
 
 
 class InnerLoss(Module):
-    """What the memory is trained on, made as `loss(channels, heads=, rngs=)`, and what its output is read as."""
+    """The loss that the memory is trained on, and how its output is read; made as `loss(channels, heads=, rngs=)`."""
 
     @abc.abstractmethod
     def __call__(self, z: Heads, k: Keys, v: Values) -> Float[Array, 'b t h']:

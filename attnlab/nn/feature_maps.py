@@ -1,4 +1,4 @@
-"""Feature maps `f` that approximate `exp(q . k) ~ f(q) . f(k)`, or normalise queries and keys.
+"""Feature maps `f`, whose products `f(q) . f(k)` are the weights of linear attention.
 
 A mixer makes its map as `feature_map(key_dim, heads=heads, rngs=rngs)` and calls its `features`: a map may be learned,
 random, or depend on positions, and may differ for queries and keys.

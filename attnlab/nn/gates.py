@@ -1,4 +1,4 @@
-"""Gates of the output of a mixer, and of the input and state of a recurrence."""
+"""Gates of the output of a mixer, of the input and state of a recurrence, and of memories and slots."""
 
 import math
 from collections.abc import Callable
@@ -159,7 +159,7 @@ class Moment(NamedTuple):
 
     Attributes:
       log_decay: of the moment, natural logarithm, at most 0.
-      strength: of what the square of the key adds to it.
+      strength: how much the square of the key adds to it.
       level: a logarithm, one a head.
     """
 
@@ -258,7 +258,7 @@ def _stable_scale(scale: float, gates: type) -> float:
 
 
 ROUNDED = 2.0**-7
-"""More than rounding to 16 bits makes of the squared length of a key of length one."""
+"""A bound above the error that rounding to 16 bits makes in the squared length of a key of length one."""
 
 
 def _less_rounding(wanted: Float[Array, '#b #t #h'], k: Keys, e: Keys) -> Float[Array, 'b t h']:
@@ -324,7 +324,7 @@ class MomentGates(Module):
 
 
 class TiedKeys(Module):
-    """Keys that are what decays leave free, `k = 1 - a`, `a = c + (1 - c) sigmoid(z)`, for logits `z` in place of keys.
+    """Keys tied to the decays, `k = 1 - a`, `a = c + (1 - c) sigmoid(z)`, with the logits `z` in place of keys.
 
     `c` is `lower_bound`, from 0 to below 1. Qin et al. 2024, https://arxiv.org/abs/2404.07904.
     Raises `UserError` for another `lower_bound`, or where a decay of its own is given.
@@ -422,7 +422,9 @@ class RealGates(Module):
         rngs: nnx.Rngs,
     ):
         if dim != width:
-            raise UserError(f'RealGates keep the width {dim} of their input; a lift before them makes it {width}')
+            raise UserError(
+                f'RealGates keep the width {dim} of their input, and the recurrence has {width}; put a lift before it'
+            )
         self.sharpness = sharpness
         self.recurrence_gate = BlockDiagonal(width, blocks=blocks, rngs=rngs)
         self.input_gate = BlockDiagonal(width, blocks=blocks, rngs=rngs)

@@ -19,10 +19,10 @@ from attnlab.nn.parameter import buffer
 from attnlab.typing import Segments
 
 STEPS, RATE, MOMENTUM = 100, 5e-4, 0.9
-"""Of the descent that fits the direction of a bit, as in the released code."""
+"""Of the gradient descent that fits the direction of a bit, as in the released code."""
 
 NEAREST = 10
-"""How many tokens count as alike, and how many as unlike, to each, as in the released code."""
+"""How many tokens count as similar to each token, and how many as dissimilar, as in the released code."""
 
 DRAWN = 512
 """Random vectors that stand for tokens until there are some."""

@@ -1,4 +1,4 @@
-"""Normalisation of the last axis."""
+"""Norms: of the channels of a token, and a few over time as well (`looks_ahead`)."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -172,6 +172,7 @@ class EvoNormB0(Module):
     `dim`. Liu et al. 2020, https://arxiv.org/abs/2004.02967.
     """
 
+    learns_in_training = True
     looks_ahead = True
 
     def __init__(self, dim: int, *, eps: float = 1e-5, decay: float = 0.9, rngs: nnx.Rngs):

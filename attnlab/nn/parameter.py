@@ -71,12 +71,12 @@ class Drawn:
 @checked_fields
 @dataclasses.dataclass(frozen=True)
 class Moving:
-    """How a buffer, a vector of float32, follows what is measured of it in training.
+    """How a buffer, a vector of float32, follows what steps of training measure.
 
         a_t = decay a_{t-1} + (1 - decay) m_t,   m_t the mean of the measurements of step t
 
-    Its last number counts measurements: it is one, as that of every measurement
-    (`attnlab.functional.measured.measured`) is.
+    Its last number counts measurements: it stays one, since every measurement ends in a one
+    (`attnlab.functional.measured.measured`).
 
     Raises `UserError` for a decay outside of [0, 1).
     """

@@ -54,7 +54,7 @@ class Linear(Module):
         return x
 
     def matrix(self) -> Float[Array, 'd f']:
-        """The weight in the type of `x`; subclasses may quantize it."""
+        """The weight, in the type it is stored in (`apply` casts it to that of `x`); subclasses may quantize it."""
         return self.weight[...]
 
     @property

@@ -1,6 +1,6 @@
 """Linear time-invariant state-space systems, `x' = A x + B u`, `y = C x`, in steps: the parts of structured models.
 
-`y` without what inputs give directly. Complex numbers are kept as their real and imaginary parts. What sets the time
+Without the direct term `D u`. Complex numbers are kept as their real and imaginary parts. What sets the time
 scales is of the group `dynamics`; outputs C are of the group `vector`, as they act on single channels.
 """
 
@@ -42,7 +42,7 @@ SLOWEST = 1e-4
 
 
 class System(Module):
-    """A linear system from `dim` channels to as many, time-invariant but for one that says otherwise.
+    """A linear system from `dim` channels to as many; time-invariant, unless its class says otherwise.
 
     Made with `causal=False`, where a class takes that, it reads both ways with one set of dynamics: transitions and
     inputs are shared, outputs `C` of what comes later are apart. It then keeps no state.

@@ -21,10 +21,10 @@ Window = Float[Array, 'b t v']
 @checked_fields
 @dataclasses.dataclass(frozen=True)
 class Covariates:
-    """The columns of a window behind those that are forecast.
+    """The columns of a window after those that are forecast.
 
     Attributes:
-      observed: how many are there in the look-back alone; they are normalised as what is forecast.
+      observed: how many are known in the look-back alone; they are normalised as the forecast columns are.
       known: how many are there over the horizon too, of which windows then have the rows; they stay as they are.
       ahead: whether these are read over the horizon; else they are in the look-back alone.
     """
@@ -48,7 +48,7 @@ class Covariates:
 
 
 NO_COVARIATES = Covariates()
-"""None are there."""
+"""No covariates."""
 
 
 @checked_fields
@@ -88,11 +88,11 @@ SMALLEST = 1e-10
 
 
 class WindowGain(Module):
-    """A learned gain and bias of every variate of a normalised window, which forecasts are freed of again.
+    """A learned gain and bias of every variate of a normalised window, undone in the forecasts.
 
         z = g (x - level) / scale + b,   y = (head(z) - b) / g * scale + level
 
-    Both start as nothing: `g = 1`, `b = 0`. Kim et al. 2022, https://openreview.net/forum?id=cGDAkQo1C0p.
+    At the start neither has an effect: `g = 1`, `b = 0`. Kim et al. 2022, https://openreview.net/forum?id=cGDAkQo1C0p.
     """
 
     def __init__(self, variates: int, *, rngs: nnx.Rngs):

@@ -259,7 +259,7 @@ def append_line(path: pathlib.Path, numbers: Mapping[str, Any]) -> None:
 
 
 def set_aside(path: pathlib.Path) -> str | None:
-    """Renames the metrics of a run that begins again at step 0, as no checkpoint is left of it.
+    """Renames the metrics of a run that begins again at step 0, since it has no checkpoint left.
 
     Returns a line for the user; `None` where there are no metrics.
     """
@@ -290,7 +290,7 @@ def keep_until(path: pathlib.Path, step: int, every: int) -> list[str]:
 
 
 def mend(path: pathlib.Path, until: float | int = math.inf) -> tuple[list[dict[str, Any]], list[str]]:
-    """Drops damaged lines, half a line at the end, which the next would go on, and those of steps after `until`.
+    """Drops damaged lines, an incomplete last line, which the next would be appended to, and steps after `until`.
 
     Returns what the others hold, and a line for the user about damaged ones.
     """

@@ -22,18 +22,18 @@ from attnlab.trust import allowed
 
 LOCK = 'lock'
 FOLDERS = ('checkpoints', 'figures', 'figures/ema', 'evals', 'analysis', 'plugins', 'plugins/profile', 'wandb')
-"""What is written to below a work directory."""
+"""The folders of a work directory that are written to."""
 PACKAGES = ('attnlab', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'ml_collections', 'numpy')
 
 
 CODE = ('--', ':/', ':(top,exclude)*.md')
-"""Of a checkout, all but its pages, as git names it."""
+"""All of a checkout but its Markdown pages, as arguments of git."""
 
 FACTS = frozenset({'data', 'implementations', 'parameters', 'flops_per_token', 'state_bytes_per_sequence'})
 """Keys that every start records besides its environment."""
 
 MADE = ('edited', 'merged', 'quantized')
-"""Keys of a start that made its run of others; a run has one of them, or none."""
+"""Keys of a start whose run was made from other runs; a start has one of them, or none."""
 
 
 def saved_config(workdir: pathlib.Path) -> ConfigDict:
@@ -69,7 +69,7 @@ def starts(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def makings(start: Mapping[str, Any]) -> list[list[Any]]:
-    """How the run of a start was made of others, each by name of `MADE` and record, the newest last; empty if trained.
+    """How the run of a start was made from others: names of `MADE` with their records, newest last; empty if trained.
 
     `made_before` has those of the run that it was made of.
     """

@@ -348,7 +348,7 @@ class Setup:
             evaluator.load_data(self)
 
     def check(self) -> None:
-        """Raises `UserError` for what could not be trained as it says.
+        """Raises `UserError` for a config that cannot be trained as it is given.
 
         A batch that does not divide into its accumulation parts or over the mesh, or that is divided into parts before
         a head that looks at all of it; a part that follows the batches of training, where nothing tells it of them.

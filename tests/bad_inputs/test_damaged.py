@@ -63,7 +63,8 @@ def test_what_has_no_end_is_not_read(place, capsys, command, file, make):
     make(path)
     assert main([word.format_map(place) for word in command.split()]) == 2
     error = capsys.readouterr().err
-    assert f'{path} is a pipe, a folder or a device, where a file is read' in error and 'Traceback' not in error, error
+    said = f'{path} is not a regular file (a pipe, folder or device): replace it with the file'
+    assert said in error and 'Traceback' not in error, error
 
 
 def test_files_behind_links_are_read(place, capsys):

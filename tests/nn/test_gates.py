@@ -92,7 +92,7 @@ def test_positive_is_continuous_and_positive():
 def test_mistakes_are_named():
     with pytest.raises(UserError, match='3 blocks do not divide a width of 8'):
         RealGates(8, 8, blocks=3, rngs=nnx.Rngs(0))
-    with pytest.raises(UserError, match='keep the width 8 of their input; a lift'):
+    with pytest.raises(UserError, match='keep the width 8 of their input, and the recurrence has'):
         RealGates(8, 16, rngs=nnx.Rngs(0))
 
 

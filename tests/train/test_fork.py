@@ -76,7 +76,7 @@ def test_a_fork_of_a_finished_run_is_what_a_longer_run_would_have_been(corpus, t
 
     assert main(again) == 0, 'a fork goes on as any run'
     assert main(['train', f'--from={short}', f'--workdir={tmp_path / "a"}', '--config.steps=12']) == 2
-    assert 'is no earlier: give more' in capsys.readouterr().err
+    assert '; it must be above ' in capsys.readouterr().err
     assert main(['train', f'--from={short}', f'--workdir={tmp_path / "a"}', '--from_step=3']) == 2
     assert 'has no checkpoint of step 3; it has: 12, 16, 20' in capsys.readouterr().err
     (tmp_path / 'bare').mkdir()

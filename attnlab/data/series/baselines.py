@@ -25,7 +25,7 @@ CHUNK = 4096
 
 Lookback = Float[np.ndarray, 'b t v']
 Known = Float[np.ndarray, 'b r k']
-"""What is known, over look-back and horizon; of no columns where nothing is."""
+"""The columns known ahead, over look-back and horizon; there may be none."""
 Forecast = Float[np.ndarray, 'b s v']
 
 

@@ -39,7 +39,7 @@ class HashedState(NamedTuple):
 
 
 class HashedAttention(Mixer):
-    """EcoFormer: a key weighs as many bits as its code shares with the query's, plus what keeps weights positive.
+    """EcoFormer: a key weighs the more, the more bits its code shares with that of the query; weights are positive.
 
         w_ts = c_t . c_s + n + 1        y_t = W_o (sum_s w_ts v_s / sum_s w_ts)
 

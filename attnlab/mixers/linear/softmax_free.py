@@ -34,7 +34,7 @@ class SoftmaxFreeAttention(TwoSided):
     `normalised` divides the inverse by the roots of the row sums of `Q`, from both sides. Lu et al. 2024,
     https://arxiv.org/abs/2207.03341.
 
-    Rows have landmarks enough for `documents` documents, padding not counted; what is beyond is NaN.
+    Rows have landmarks for up to `documents` documents, padding not counted; outputs of further ones are NaN.
 
     Raises `UserError` for heads that do not divide the width, an even `width`, and for no documents.
 

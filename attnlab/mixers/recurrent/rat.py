@@ -91,7 +91,7 @@ class RAT(Mixer):
         implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
-        channels = head_channels(dim, heads, instead='another width')
+        channels = head_channels(dim, heads)
         if heads % groups:
             raise UserError(f'{groups} groups do not divide {heads} heads; groups serve the heads in turn')
         self.heads, self.chunk, self.position, self.implementation = heads, chunk, position, implementation

@@ -55,8 +55,8 @@ class PathAttention(Mixer):
 
         w = unit(silu(conv(x W_1 W_2)))        b = 2 sigmoid(x W_b + c)
 
-    of every head, `W_1` a bottleneck. With `forget` a score loses the logarithms of the gates of the tokens after the
-    key, up to the query. Keys are kept as later tokens have reflected them. Yang et al. 2025,
+    of every head, `W_1` a bottleneck. With `forget`, the logarithms of the gates of the tokens after the key, up to the
+    query, are added to the score. Keys are kept as later tokens have reflected them. Yang et al. 2025,
     https://arxiv.org/abs/2505.16381.
 
     The state holds the `length` tokens it was made for, and a call that goes beyond gives NaN.

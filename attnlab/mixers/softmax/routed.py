@@ -127,7 +127,7 @@ class NativeSparseAttention(Mixer):
       selected_block: tokens of a selected block, at least `compressed_block`.
       selected_blocks: how many blocks a query selects, at least `initial + local`.
       initial: how many blocks at the start of the document are always selected.
-      local: how many up to the query's own are.
+      local: how many blocks up to and including the query's own are always selected.
       window: how many tokens the window's branch sees, the query's own included.
       position: how positions enter the scores; `None`: not at all.
       compressor: makes the maps of blocks of keys, and of values, as `compressor(channels, block=, rngs=)`.

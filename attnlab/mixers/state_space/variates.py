@@ -30,7 +30,7 @@ LOW, HIGH = 1e-3, 1e-1
 
 
 class CoupledScans(Module):
-    """One sweep over the variates of two states a channel, `h` along time and `g` along variates, which drive another.
+    """One sweep over the variates of two states a channel that drive each other, `h` along time, `g` along variates.
 
         h_vt = a_1 h_v,t-1 + a_2 g_v,t-1 + p_vt x_vt B_1
         g_vt = a_4 g_v-1,t + a_3 h_v-1,t + q_vt x_vt B_2

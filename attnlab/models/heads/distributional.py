@@ -19,8 +19,9 @@ LEVELS = 0x1E7E1
 class AtomsHead(Head):
     """A softmax over `atoms` numbers `z_i` from `low` to `high`, and their mean as the prediction.
 
-    The target lies between two atoms, and is divided between them so that their mean is it: `loss = -sum_i m_i log
-    p_i`, `m_i = max(0, 1 - |y - z_i| / (z_1 - z_0))`; what lies outside is taken for the nearest atom.
+    The target lies between two atoms, and is divided between them so that their weighted mean is the target:
+    `loss = -sum_i m_i log p_i`, `m_i = max(0, 1 - |y - z_i| / (z_1 - z_0))`; what lies outside is taken for the
+    nearest atom.
     Bellemare, Dabney and Munos 2017, https://arxiv.org/abs/1707.06887, whose targets are distributions themselves.
 
     Args:

@@ -22,8 +22,8 @@ class Head(Module):
 
     Attributes:
       documents: the number of documents that a prediction is about; a hidden state concatenates their vectors.
-      degree: of real numbers, the power of their unit that the loss grows by; 0 where it is no such power. Where it is
-        one, training adds nothing to the losses but `penalty`.
+      degree: of real numbers, the power of their unit with which the loss grows; 0 where it is no such power. Where it
+        is not 0, training adds nothing to the losses but `penalty`.
       of_batch: the objective of a hidden state depends on the others of its batch, which then is not divided into
         parts.
       estimated: of a head over a vocabulary, its objective has another value than its losses, so that it is no number
