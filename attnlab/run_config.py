@@ -125,6 +125,20 @@ def run_config(
     return config.lock()
 
 
+def choice_of(optimizer: ConfigDict) -> OptimizerChoice:
+    """Returns the entry of `OPTIMIZERS` that a config's optimiser is of, by whose factors the ranges of a sweep move.
+
+    Of an optimiser that is none of them that is AdamW's, whose factors are one.
+    """
+    found = (choice for choice in OPTIMIZERS.values() if spec(choice.kind).target == optimizer.target)
+    return next(found, OPTIMIZERS['adamw'])
+
+
+def moved(rates: tuple[float, ...], optimizer: ConfigDict) -> tuple[float, ...]:
+    """Returns learning rates of AdamW times the factor of a config's optimiser."""
+    return tuple(rate * choice_of(optimizer).peak_lr for rate in rates)
+
+
 def chosen(default: AdamW, optimizer: str, schedule: str) -> Optimizer:
     """Returns the optimiser and the schedule of these names, with the values of `default` in the fields they share.
 
