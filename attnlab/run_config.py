@@ -144,7 +144,8 @@ def chosen(default: AdamW, optimizer: str, schedule: str) -> Optimizer:
 
     An empty name, or the name of `default`'s own, changes nothing. A schedule keeps the warm-up; an optimiser keeps the
     fields that all optimisers have, such as clipping and groups, Muon AdamW's own besides, and multiplies the learning
-    rate and the weight decay by its factors in `OPTIMIZERS`. Raises `UserError` for another name.
+    rate, with the limits of groups, and the weight decay by its factors in `OPTIMIZERS`. Raises `UserError` for another
+    name.
     """
     make = choose(SCHEDULES, 'schedule', schedule) if schedule else type(default.schedule)
     if make is not type(default.schedule):
@@ -156,4 +157,5 @@ def chosen(default: AdamW, optimizer: str, schedule: str) -> Optimizer:
     shared: dict[str, Any] = {name: getattr(default, name) for name in names}
     shared['peak_lr'] *= choice.peak_lr
     shared['weight_decay'] *= choice.weight_decay
+    shared['groups'] = default.groups.scaled(choice.peak_lr)
     return choice.kind(**shared)

@@ -255,7 +255,7 @@ class Setup:
     def scalars(self) -> Scalars:
         """This run's scalars; the seed in the form that `jax.random.key` takes."""
         seed = np.int64(self.seed).astype(jax.dtypes.canonicalize_dtype(np.int64))
-        return Scalars(seed, Rates(*map(np.float32, self.optimizer.rates)))
+        return Scalars(seed, jax.tree.map(np.float32, self.optimizer.rates))
 
     @property
     def whole(self) -> NamedSharding:
