@@ -26,6 +26,7 @@ class Head(Module):
         one, training adds nothing to the losses but `penalty`.
       of_batch: the objective of a hidden state depends on the others of its batch, which then is not divided into
         parts.
+      missing: of several labels of a hidden state some may be missing, which are -1.
       estimated: of a head over a vocabulary, its objective has another value than its losses, so that it is no number
         of nats of the text.
     """
@@ -33,6 +34,7 @@ class Head(Module):
     documents = 1
     degree = 0
     of_batch = False
+    missing = False
     estimated = False
 
     @abc.abstractmethod
