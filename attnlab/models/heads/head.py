@@ -20,6 +20,8 @@ from attnlab.typing import DropoutKey
 class Head(Module):
     """Maps hidden states to predictions, and gives their loss; made as `head(dim, vocab, rngs=rngs)`.
 
+    Evaluations report `losses`, training the `objective` that it minimises.
+
     Attributes:
       documents: the number of documents that a prediction is about; a hidden state concatenates their vectors.
       degree: of real numbers, the power of their unit that the loss grows by; 0 where it is no such power. Where it is
@@ -80,7 +82,7 @@ def nan_outside(losses: Float[Array, '*b'], targets: Int[Array, '*b'], classes: 
 
 
 def in_gradient_only(penalty: Float[Array, '*b']) -> Float[Array, '*b']:
-    """Zero, with the gradient of `penalty`: added to losses, it is trained on and not reported."""
+    """Zero, with the gradient of `penalty`: added to losses, it is trained on and not reported, in training either."""
     return penalty - jax.lax.stop_gradient(penalty)
 
 
