@@ -86,7 +86,8 @@ def run_config(
       optimizer: the default, whose values carry over to an optimiser or schedule chosen in `choices`.
       evals: the specs of the evaluators.
       save_every: steps between two checkpoints.
-      accumulate: parts that a step takes its rows in, one after the other.
+      accumulate: parts that a step takes its rows in, one after the other (`attnlab.train.step.make_step` says what
+        sees a part at a time).
       rows_at_once: the most rows of a part on one device, for which there are more parts; `None`: as many as there are.
       precision: types of activations and products; `None`: the defaults.
       report: what is logged; `None`: the defaults.
