@@ -170,8 +170,8 @@ class Optimizer(abc.ABC):
         multipliers = self.multipliers(params)
         limited = dict(zip(self.groups.limited, shares, strict=True))
         factors = [limited.get(group, group.lr) for group in multipliers.values()]
-        decays = [weight_decay * group.weight_decay if group.weight_decay else None for group in multipliers.values()]
-        descend = _descend(self.schedule(steps, peak_lr), factors, decays)
+        decays = [group.weight_decay for group in multipliers.values()]
+        descend = _descend(self.schedule(steps, peak_lr), weight_decay, factors, decays)
         chain = optax.chain(*clip, *projection, self.direction(params), descend)
 
         # No member of the chain: states of runs that were begun before keep their places.
@@ -300,7 +300,9 @@ def _like_adamw(orthogonal: jax.Array) -> jax.Array:
     return 0.2 * math.sqrt(max(orthogonal.shape[-2:])) * orthogonal
 
 
-def _descend(rate: optax.Schedule, factors: list[Any], decays: list[Any]) -> optax.GradientTransformation:
+def _descend(
+    rate: optax.Schedule, weight_decay: Any, factors: list[Any], decays: list[float]
+) -> optax.GradientTransformation:
     """Converts directions into updates, in one pass over the leaves, so that XLA fuses each with its direction."""
 
     def init(params: optax.Params) -> optax.ScaleByScheduleState:
@@ -310,7 +312,7 @@ def _descend(rate: optax.Schedule, factors: list[Any], decays: list[Any]) -> opt
         lr = rate(state.count)
         leaves, tree = jax.tree.flatten(directions)
         moved = [
-            _update(direction, param, lr * factor, decay)
+            _update(direction, param, lr * factor, weight_decay * decay if decay else None)
             for direction, param, factor, decay in zip(leaves, jax.tree.leaves(params), factors, decays, strict=True)
         ]
         return jax.tree.unflatten(tree, moved), optax.ScaleByScheduleState(optax.safe_increment(state.count))
