@@ -245,9 +245,10 @@ class MixtureOfExperts(Module):
     that fell on e, and of `z_loss (log sum exp(scores))^2`, both as means over tokens that are no padding.
     With a `capacity` an expert takes `ceil(capacity k n / E)` of the n tokens of a batch, first choices first and then
     in their order; what has no room adds nothing, and is counted by `routing`. Then tokens depend on others of
-    their batch, and rows cannot be told apart. Nothing of a choice is kept between calls: in streaming the n tokens are
-    those of a step, so that one token of one row always has room, and decoding is that of a model without a capacity,
-    after a prompt that is read with one.
+    their batch, and rows cannot be told apart. Shares and room are those of a part where a step takes its batch in
+    parts (`config.accumulate`). Nothing of a choice is kept between calls: in streaming the n tokens are those of a
+    step, so that one token of one row always has room, and decoding is that of a model without a capacity, after a
+    prompt that is read with one.
     Fedus, Zoph and Shazeer 2022, https://arxiv.org/abs/2101.03961; Zoph et al. 2022, https://arxiv.org/abs/2202.08906.
 
     Args:

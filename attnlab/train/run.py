@@ -68,6 +68,11 @@ def starts(workdir: pathlib.Path) -> list[dict[str, Any]]:
     return listed
 
 
+def forked_at(workdir: pathlib.Path) -> int:
+    """The step at which a run went on from another, whose metrics it has up to there; 0 of one that did not."""
+    return next(iter(starts(workdir)), {}).get('from', {}).get('step', 0)
+
+
 def makings(start: Mapping[str, Any]) -> list[list[Any]]:
     """How the run of a start was made from others: names of `MADE` with their records, newest last; empty if trained.
 

@@ -20,12 +20,15 @@ from attnlab.typing import DropoutKey
 class Head(Module):
     """Maps hidden states to predictions, and gives their loss; made as `head(dim, vocab, rngs=rngs)`.
 
+    Evaluations report `losses`, training the `objective` that it minimises.
+
     Attributes:
       documents: the number of documents that a prediction is about; a hidden state concatenates their vectors.
       degree: of real numbers, the power of their unit with which the loss grows; 0 where it is no such power. Where it
         is not 0, training adds nothing to the losses but `penalty`.
       of_batch: the objective of a hidden state depends on the others of its batch, which then is not divided into
         parts.
+      missing: of several labels of a hidden state some may be missing, which are -1.
       estimated: of a head over a vocabulary, its objective has another value than its losses, so that it is no number
         of nats of the text.
     """
@@ -33,6 +36,7 @@ class Head(Module):
     documents = 1
     degree = 0
     of_batch = False
+    missing = False
     estimated = False
 
     @abc.abstractmethod
@@ -78,7 +82,7 @@ def nan_outside(losses: Float[Array, '*b'], targets: Int[Array, '*b'], classes: 
 
 
 def in_gradient_only(penalty: Float[Array, '*b']) -> Float[Array, '*b']:
-    """Zero, with the gradient of `penalty`: added to losses, it is trained on and not reported."""
+    """Zero, with the gradient of `penalty`: added to losses, it is trained on and not reported, in training either."""
     return penalty - jax.lax.stop_gradient(penalty)
 
 
