@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -92,6 +92,8 @@ class QuartetLinear(Linear):
     Its buffer `noise` is the data of the key that its backward pass draws from, one a layer; layers of a `LinearStack`
     share that of the base.
     """
+
+    absorbs: ClassVar[bool] = False
 
     def __init__(self, linear: Linear, exponent: Exponent):
         self.axes, self.usual, self.weight, self.bias = linear.axes, linear.usual, linear.weight, linear.bias
