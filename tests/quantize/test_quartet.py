@@ -58,6 +58,7 @@ def test_numbers_forward_are_the_nearest_with_a_scale_of_the_deviation(exponent)
     expected = GRID[np.abs(ratio[..., None] - GRID).argmin(-1)] * np.sign(x) * scale
     assert (few != expected).mean() < 1e-5
     np.testing.assert_array_equal(kept, ratio <= 6)
+    assert jnp.isnan(rounded(jnp.full((1, 1, 32), jnp.nan), exponent)[0]).all()
     if exponent == 'nearest':
         assert (((few - x) / deviation) ** 2).mean() == pytest.approx(0.0134, rel=0.03)
 
