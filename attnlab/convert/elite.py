@@ -104,7 +104,7 @@ def to_elite(mixer: Attention, chunks: Chunks, *, rank: int | None = None) -> La
 def _rope(mixer: Attention) -> Rope:
     """The rotary embedding of a mixer.
 
-    Raises `UserError` unless it is plain multi-head softmax attention whose maps compute with their weights as they are.
+    Raises `UserError` unless it is plain multi-head softmax attention with maps that are not rounded.
     """
     rope, others = mixer.position, other_parts(mixer)
     if not isinstance(rope, Rope) or rope.fraction != 1 or mixer.kv_heads != mixer.heads:
