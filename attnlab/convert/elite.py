@@ -19,6 +19,7 @@ from attnlab.mixers.softmax.attention import Attention
 from attnlab.mixers.softmax.latent import LatentAttention
 from attnlab.nn.decoupled import EliteRope
 from attnlab.nn.positions import Rope
+from attnlab.nn.projections import check_plain
 from attnlab.typing import Sequence
 
 Chunks = tuple[tuple[int, ...], ...]
@@ -54,8 +55,8 @@ def to_elite(mixer: Attention, chunks: Chunks, *, rank: int | None = None) -> La
     `rank`; `None` is the full rank, which is exact. With all pairs rotated the result is then the same function as
     `mixer`. The cache holds `2 r h + rank` numbers a token, `r` the pairs of a head, instead of `2 h k`.
 
-    Raises `UserError` unless `mixer` is plain multi-head softmax attention with all channels rotary, or for a rank
-    above the full one.
+    Raises `UserError` unless `mixer` is plain multi-head softmax attention with all channels rotary and maps that are
+    not rounded, or for a rank above the full one.
     """
     rope = _rope(mixer)
     dim, heads = mixer.query.weight.shape[0], mixer.heads
@@ -101,7 +102,10 @@ def to_elite(mixer: Attention, chunks: Chunks, *, rank: int | None = None) -> La
 
 
 def _rope(mixer: Attention) -> Rope:
-    """The rotary embedding of a mixer. Raises `UserError` unless it is plain multi-head softmax attention."""
+    """The rotary embedding of a mixer.
+
+    Raises `UserError` unless it is plain multi-head softmax attention with maps that are not rounded.
+    """
     rope, others = mixer.position, other_parts(mixer)
     if not isinstance(rope, Rope) or rope.fraction != 1 or mixer.kv_heads != mixer.heads:
         raise UserError('elite frequencies need softmax attention with as many key/value heads as heads, all rotary')
@@ -109,6 +113,8 @@ def _rope(mixer: Attention) -> Rope:
         others.append('bias')
     if others:
         raise UserError(f'elite frequencies need attention without other parts; this has {", ".join(others)}')
+    for linear in (mixer.query, mixer.key, mixer.value, mixer.output):
+        check_plain(linear)
     return rope
 
 

@@ -43,7 +43,16 @@ class LowRankChanges(Module):
 
     def add(self, module: nnx.Module) -> None:
         """Adds the changes to the matrices of a module, in place; its own matrices are lost."""
+        """Adds the changes to the matrices of a module, which is of no further use without them.
+
+        Raises `UserError` for a map whose weight is stored in few bits.
+        """
         for change, linear in zip(self.changes, linear_maps(module), strict=True):
+            if not hasattr(linear, 'weight'):
+                raise UserError(
+                    f'a linear map of {type(module).__name__} is a {type(linear).__name__}, to whose stored weight '
+                    'low-rank changes cannot be added; of this model only inputs can have few bits'
+                )
             linear.weight[...] = linear.weight[...] + change()
 
 

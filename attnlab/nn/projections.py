@@ -1,5 +1,7 @@
 """Linear maps of the last axis."""
 
+from typing import ClassVar
+
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -27,7 +29,12 @@ class Linear(Module):
     weight; a map to `embed` is the last of a residual branch. `usual` says that it was drawn as maps usually are.
     `group` is that of the weight; biases are of the group `vector`, or with their weight of `dynamics`, and start as
     `bias_initializer` draws them.
+
+    Attributes:
+      absorbs: whether it computes the product of `inputs` and `matrix`, which callers then may take in another order.
     """
+
+    absorbs: ClassVar[bool] = True
 
     def __init__(
         self,

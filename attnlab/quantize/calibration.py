@@ -25,7 +25,7 @@ from attnlab.train.rows import rows_of
 from attnlab.train.state import joined, split
 
 SAME = 1e-4
-"""How much of itself a loss may change by a change that is none, in float32."""
+"""How much of itself a loss may change by a change that is none, but for orders of sums."""
 
 
 @checked_fields
@@ -237,7 +237,8 @@ def _unchanged(loaded: Loaded, model: Any, norm: Any, maps: list[Linear], batch:
         return float(found.total) / float(found.count)
 
     whole = loss()
-    drawn = np.exp2(np.random.default_rng(0).uniform(-2, 2, norm.scale.shape[-1:])).astype(np.float32)
+    # Powers of two, so that no product of the norm and the maps is rounded otherwise, in any type.
+    drawn = np.exp2(np.random.default_rng(0).integers(-2, 3, norm.scale.shape[-1:])).astype(np.float32)
     move(norm, maps, jnp.asarray(drawn), jnp.zeros(drawn.shape))
     same = abs(loss() - whole) <= SAME * abs(whole)
     for variable, value in zip(variables, before, strict=True):

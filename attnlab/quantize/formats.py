@@ -344,8 +344,8 @@ class Element(NamedTuple):
         return jnp.where(codes >= sign, -sizes, sizes)
 
     def rounded(self, x: Float[Array, '*b'], scale: Float[Array, '']) -> Float[Array, '*b']:
-        """The nearest of its numbers times a scale, in float32; beyond the largest that."""
-        return self.numbers(self.codes(_divided(x, scale))) * scale
+        """The nearest of its numbers times a scale, in float32; beyond the largest that, and of none none (NaN)."""
+        return jnp.where(jnp.isnan(x), x, self.numbers(self.codes(_divided(x, scale))) * scale)
 
 
 ELEMENTS = {
@@ -443,8 +443,8 @@ class SearchedFloating(Floating):
 class Microscaling(Elementwise):
     """Blocks with a power of two for a scale, in eight bits: `x ~ 2^e f`, `e = floor(log2 max |x|) - e_max`.
 
-    `e_max` is the exponent of the largest number of the element; what is larger still becomes that. The MX formats of
-    the Open Compute Project, version 1.0.
+    `e_max` is the exponent of the largest number of the element; what is larger still becomes that. A block with a
+    number that is not finite is NaN, by the scale 255. The MX formats of the Open Compute Project, version 1.0.
 
     Attributes:
       element: as of `Floating`.
@@ -468,7 +468,7 @@ class Microscaling(Elementwise):
         _, above = jnp.frexp(most)
         exponent = jnp.clip(above - 1 - math.floor(math.log2(element.largest)), -127, 127)
         exponent = jnp.where(most > 0, exponent, 0)
-        return {'exponents': (exponent + 127).astype(jnp.uint8)}
+        return {'exponents': jnp.where(jnp.isfinite(most), exponent + 127, 255).astype(jnp.uint8)}
 
     def codes(self, x: Float[Array, 'g n'], fitted: Mapping[str, Array]) -> Int[Array, 'g n']:
         exponent = fitted['exponents'][:, None].astype(jnp.int32) - 127
@@ -476,7 +476,8 @@ class Microscaling(Elementwise):
 
     def numbers(self, codes: Int[Array, 'g n'], fitted: Mapping[str, Array], dtype: DTypeLike) -> Float[Array, 'g n']:
         exponent = fitted['exponents'][:, None].astype(jnp.int32) - 127
-        return jnp.ldexp(ELEMENTS[self.element].numbers(codes), exponent).astype(dtype)
+        numbers = jnp.ldexp(ELEMENTS[self.element].numbers(codes), exponent)
+        return jnp.where(exponent == 128, jnp.nan, numbers).astype(dtype)
 
 
 @checked_fields
@@ -637,7 +638,8 @@ class Crossed:
         """The activations, rounded; computed in float32 or better."""
         rows, top = x.reshape(-1, x.shape[-1]).astype(_wide(x.dtype)), 2 ** (self.bits - 1) - 1
         by_row = jnp.max(jnp.abs(rows), axis=1, keepdims=True) ** self.alpha
-        by_column = jnp.max(jnp.abs(rows), axis=0, keepdims=True) ** (1 - self.alpha)
+        # A row that is NaN leaves the others as they are.
+        by_column = jnp.nanmax(jnp.abs(rows), axis=0, keepdims=True) ** (1 - self.alpha)
         step = _positive(by_row * by_column)
         step = _divided(step, jnp.where(step > 0, top, top))
         return (jnp.round(_divided(rows, step)) * step).astype(x.dtype).reshape(x.shape)
@@ -775,4 +777,5 @@ def _divided(x: Float[Array, '...'], divisor: Shaped[Array, '...']) -> Float[Arr
 
 
 def _positive(x: Float[Array, '...']) -> Float[Array, '...']:
-    return jnp.where(x > 0, x, 1)
+    """Sizes, of zero one; NaN stays, and so do all numbers that it is the scale of."""
+    return jnp.where(x == 0, 1, x)

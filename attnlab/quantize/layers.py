@@ -13,6 +13,7 @@ from jaxtyping import Float, Int8
 
 from attnlab.blocks.block import Block
 from attnlab.errors import UserError
+from attnlab.mixers.mixer import Mixer
 from attnlab.models.layers import stacks
 from attnlab.models.weight_maps import replaced
 from attnlab.nn.parameter import Buffer, buffer
@@ -171,7 +172,8 @@ class Quantization:
         unchanged (as in Bondarenko et al. 2023, https://arxiv.org/abs/2306.12929, whose last layer is not rounded
         either); the map of a head of classes is one. Raises `UserError` for a model
         that has none, or is quantized, for formats of weights that layers share, for another number of formats than of
-        maps, where no block has a mixer with such a state, and where none has a plain softmax that is to be rounded.
+        maps, where no block has a mixer with such a state or a layer that is no block has one, and where none has a
+        plain softmax that is to be rounded.
         """
         self.opened(model)
         if self.softmax is not None:
@@ -264,6 +266,12 @@ def _store_states(model: Any, how: Format | KIVI) -> None:
     changed = [(block, with_stored_state(block.mixer, how)) for block in blocks]
     if not any(mixer for _, mixer in changed):
         raise UserError(f'no block of this model has a state that {type(how).__name__} stores')
+    # Whole layers with a state of their own, such as `UnifiedBlocks`, are mixers.
+    if others := {type(each).__name__ for stack in stacks(model) for each in stack.blocks if isinstance(each, Mixer)}:
+        raise UserError(
+            f'layers of this model are {", ".join(sorted(others))}, whose states are not stored in few bits, beside '
+            'others whose states would be; leave --state out'
+        )
     for block, mixer in changed:
         if mixer is not None:
             block.mixer = mixer

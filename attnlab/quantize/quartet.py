@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -93,6 +93,8 @@ class QuartetLinear(Linear):
     share that of the base.
     """
 
+    absorbs: ClassVar[bool] = False
+
     def __init__(self, linear: Linear, exponent: Exponent):
         self.axes, self.usual, self.weight, self.bias = linear.axes, linear.usual, linear.weight, linear.bias
         self.exponent = exponent
@@ -160,7 +162,7 @@ def rotated(x: Float[Array, 'n k i']) -> Float[Array, 'n k i']:
 def rounded(x: Float[Array, 'n k i'], exponent: Exponent) -> tuple[Float[Array, 'n k i'], Bool[Array, 'n k i']]:
     """Blocks in four bits, to the nearest, and which numbers were not clipped."""
     deviation = jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True))
-    power = jnp.log2(jnp.where(deviation > 0, BEST * deviation, 1))
+    power = jnp.log2(jnp.where(deviation == 0, 1, BEST * deviation))
     scale = jnp.exp2(jnp.round(power) if exponent == 'nearest' else jnp.floor(power))
     scale = jnp.broadcast_to(scale, x.shape)
     element, ratio = ELEMENTS['e2m1'], x / scale

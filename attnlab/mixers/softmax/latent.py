@@ -43,8 +43,9 @@ class LatentAttention(Mixer):
     The state is a cache of latents and rotated keys, and of nothing else. One token that goes on from a state is
     computed in absorbed form: `q_i . k_j = (q_i U_k^T) . z_j` and `sum_j p_ij v_j = (sum_j p_ij z_j) U_v`, so that
     the heads all attend to the latents themselves, multi-query attention with the products of the rotated parts as a
-    bias. More tokens, and those without a state, meet keys and values made from the latents, as it is written above.
-    The cache holds the `length` tokens it was made for, and a call that goes beyond gives NaN.
+    bias. More tokens, those without a state, and all where the map is none that `Linear.absorbs`, meet keys and values
+    made from the latents, as it is written above. The cache holds the `length` tokens it was made for, and a call that
+    goes beyond gives NaN.
 
     Raises `UserError` for sizes that do not divide, or a position that does not fit them.
     """
@@ -110,7 +111,8 @@ class LatentAttention(Mixer):
         key = self.position.rotate(key, ctx.positions, self.channels)
         latent = self.down(x) if self.norm is None else self.norm(self.down(x))
         view = look(LatentEntries(latent, key, ctx.segments_or_ones()), ctx, Reach(self.causal), state)
-        read = self._absorbed if state is not None and length == 1 else self._expanded
+        absorbed = state is not None and length == 1 and self.up.absorbs
+        read = self._absorbed if absorbed else self._expanded
         return self.output(read(q, rotated_q, view).reshape(batch, length, -1)), view.cache
 
     @property
