@@ -42,8 +42,7 @@ class LowRankChanges(Module):
         self.changes = nnx.List([LowRankChange(*shape, rank=rank, rngs=rngs) for shape in shapes])
 
     def add(self, module: nnx.Module) -> None:
-        """Adds the changes to the matrices of a module, in place; its own matrices are lost."""
-        """Adds the changes to the matrices of a module, which is of no further use without them.
+        """Adds the changes to the matrices of a module, in place; its own matrices are lost.
 
         Raises `UserError` for a map whose weight is stored in few bits.
         """
