@@ -16,7 +16,7 @@ from attnlab.functional.lookup import taken
 from attnlab.functional.recomputed import recomputed
 from attnlab.functional.recurrences import NOTHING, carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
-from attnlab.mixers.softmax.gated_unit import ROPE, QueriesAndKeys, biased, gated_by_silu, rounded_silu, wide_silu
+from attnlab.nn.gated_units import ROPE, QueriesAndKeys, gated_by_silu, offset_deviation, rounded_silu, wide_silu
 from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
@@ -93,7 +93,7 @@ class MixedChunkAttention(Mixer):
         self.key_dim, self.value_dim, self.chunk = key_dim, expand * dim, chunk
         self.implementation = implementation
         self.input = Linear(dim, 2 * self.value_dim + key_dim, bias=bias, rngs=rngs)
-        self.local = QueriesAndKeys(key_dim, position=position, offset=biased(chunk), rngs=rngs)
+        self.local = QueriesAndKeys(key_dim, position=position, offset=offset_deviation(chunk), rngs=rngs)
         self.across = QueriesAndKeys(key_dim, position=position, rngs=rngs)
         self.output = Linear(self.value_dim, dim, bias=bias, axes=('heads', 'embed'), rngs=rngs)
 

@@ -17,13 +17,13 @@ from attnlab.functional import cores
 from attnlab.functional.recomputed import recomputed
 from attnlab.functional.recurrences import carried, document_starts, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
-from attnlab.mixers.softmax.gated_unit import (
+from attnlab.nn.gated_units import (
     ROPE,
     SOFTMAX,
     QueriesAndKeys,
     averaged,
-    biased,
     gated_by_silu,
+    offset_deviation,
     rounded_silu,
     wide_silu,
 )
@@ -132,7 +132,9 @@ class SparseGatedUnit(Mixer):
         self.mixed = Linear(dim, key_dim + 2 * value_dim, bias=True, rngs=rngs)
         squared = isinstance(weights, SquaredRelu)
         self.scale = 1 / window if squared else None
-        self.heads = QueriesAndKeys(key_dim, position=position, offset=biased(window) if squared else 0.0, rngs=rngs)
+        self.heads = QueriesAndKeys(
+            key_dim, position=position, offset=offset_deviation(window) if squared else 0.0, rngs=rngs
+        )
         self.output = Linear(value_dim, dim, bias=True, axes=('heads', 'embed'), rngs=rngs)
 
     def __call__(
