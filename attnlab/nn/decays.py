@@ -165,6 +165,12 @@ def _log_rates(heads: int, low: float, rngs: nnx.Rngs) -> nnx.Param:
     return param(log_uniform_rate, (heads,), axes=('heads',), group='dynamics', rngs=rngs)
 
 
+def log_states(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+    """The logarithms of 1 to `n` in every channel, the real part of S4D."""
+    del key
+    return jnp.broadcast_to(jnp.log(jnp.arange(1, shape[1] + 1, dtype=dtype))[None], tuple(shape))
+
+
 class ForgetGate(Module):
     """The logarithm of a forget gate for every head, `log sigmoid(x W + c)`, in float32 or better.
 

@@ -19,7 +19,7 @@ from attnlab.functional.recomputed import gated, recomputed_method
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.module import Module
-from attnlab.nn.decays import StepSize
+from attnlab.nn.decays import StepSize, log_states
 from attnlab.nn.levels import LevelWeights
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.parameter import param
@@ -325,12 +325,6 @@ def _bound_by_fan_in(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Arr
     """Uniform within plus or minus one over the root of the number of inputs."""
     bound = shape[0] ** -0.5
     return jax.random.uniform(key, shape, dtype, -bound, bound)
-
-
-def log_states(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
-    """The logarithms of 1 to `n` in every channel, the real part of S4D."""
-    del key
-    return jnp.broadcast_to(jnp.log(jnp.arange(1, shape[1] + 1, dtype=dtype))[None], tuple(shape))
 
 
 def _log_uniform_rate(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:

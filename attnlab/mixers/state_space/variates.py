@@ -15,9 +15,8 @@ from attnlab.functional.grids import flatten, required_grid, unflatten
 from attnlab.functional.recomputed import gated
 from attnlab.functional.recurrences import of_token_before, state_dtype
 from attnlab.mixers.mixer import TwoSided
-from attnlab.mixers.state_space.selective import log_states
 from attnlab.module import Module
-from attnlab.nn.decays import StepSize
+from attnlab.nn.decays import StepSize, log_states
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
