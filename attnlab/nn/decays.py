@@ -10,12 +10,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from attnlab.errors import UserError
-from attnlab.functional.discretize import inverse_softplus, log_uniform
 from attnlab.functional.recomputed import recomputed, recomputed_method
 from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
 from attnlab.nn.heads import head_channels
-from attnlab.nn.parameter import param
+from attnlab.nn.parameter import inverse_softplus, log_uniform, param
 from attnlab.nn.positions import Alibi
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence

@@ -13,7 +13,6 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from attnlab.errors import UserError
-from attnlab.functional.discretize import inverse_softplus
 from attnlab.functional.recomputed import gated, recomputed, recomputed_method
 from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
@@ -21,7 +20,7 @@ from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.decays import StepDecay
 from attnlab.nn.heads import head_channels
 from attnlab.nn.initialization import logit
-from attnlab.nn.parameter import param
+from attnlab.nn.parameter import inverse_softplus, param
 from attnlab.nn.projections import Linear
 from attnlab.typing import DropoutKey, Heads, Keys, Sequence, Values
 

@@ -19,7 +19,6 @@ from jaxtyping import Bool, Complex, Float, Inexact
 
 from attnlab.errors import UserError
 from attnlab.functional import cores, hippo
-from attnlab.functional.discretize import log_uniform
 from attnlab.functional.recurrences import state_dtype
 from attnlab.functional.structured import (
     Bilinear,
@@ -34,7 +33,7 @@ from attnlab.functional.structured import (
     parts,
 )
 from attnlab.module import Module
-from attnlab.nn.parameter import param, starting_at
+from attnlab.nn.parameter import log_uniform, param, starting_at
 from attnlab.typing import Segments, Sequence
 
 SLOWEST = 1e-4
