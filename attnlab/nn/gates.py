@@ -21,7 +21,7 @@ from attnlab.nn.decays import StepDecay
 from attnlab.nn.heads import head_channels
 from attnlab.nn.initialization import logit
 from attnlab.nn.parameter import inverse_softplus, param
-from attnlab.nn.projections import Linear
+from attnlab.nn.projections import BlockDiagonal, Linear
 from attnlab.typing import DropoutKey, Heads, Keys, Sequence, Values
 
 
@@ -538,31 +538,3 @@ def _from_half(
 def positive(x: Float[Array, '*b']) -> Float[Array, '*b']:
     """The continuous, increasing map `g(x) = x + 1/2` for `x >= 0`, `sigmoid(x)` below."""
     return jnp.where(x >= 0, x + 0.5, jax.nn.sigmoid(x))
-
-
-class BlockDiagonal(Module):
-    """A linear map of each of `blocks` equal groups of channels on its own, to as many of `features`.
-
-    A bias is added unless `bias` is false. `features` is `dim` when `None`. Raises `UserError` unless `blocks` divides
-    both.
-    """
-
-    def __init__(self, dim: int, *, blocks: int, features: int | None = None, bias: bool = True, rngs: nnx.Rngs):
-        features = dim if features is None else features
-        for width in (dim, features):
-            if width % blocks:
-                raise UserError(f'{blocks} blocks do not divide a width of {width}; blocks must divide it')
-        weight = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal', batch_axis=0)
-        shape = (blocks, dim // blocks, features // blocks)
-        self.weight = param(weight, shape, axes=('mlp', None, None), rngs=rngs)
-        zeros = nnx.initializers.zeros
-        self.bias = param(zeros, (features,), axes=('mlp',), group='vector', rngs=rngs) if bias else None
-
-    def __call__(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t f']:
-        groups = x.reshape(*x.shape[:2], self.weight.shape[0], -1)
-        # Sums in float32, also in gradients: a CPU would accumulate tokens in the type of the activations.
-        wide = jnp.promote_types(x.dtype, jnp.float32)
-        # The weights first: XLA for CPUs has no product of bfloat16 with such sums for the other order.
-        y = jnp.einsum('hfv,bthf->bthv', self.weight[...].astype(x.dtype), groups, preferred_element_type=wide)
-        y = y.astype(x.dtype).reshape(*x.shape[:2], -1)
-        return y if self.bias is None else y + jnp.broadcast_to(self.bias[...].astype(x.dtype), y.shape)

@@ -15,9 +15,8 @@ from attnlab.mixers.convolution.gated import GatedConvolution
 from attnlab.mixers.linear.inline import LocalResidual
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.mixers.spatial.linear import GridInLine
-from attnlab.nn.convolutions import DepthwiseConv
+from attnlab.nn.convolutions import CentredConv, DepthwiseConv
 from attnlab.nn.mlps import ConvolvedMLP, GatedMLP
-from attnlab.nn.neighbours import CentredConv
 from attnlab.nn.norms import HeadRMSNorm
 from attnlab.nn.preludes import Canon, ShortConv
 from attnlab.testing.contract import Subject, claimed

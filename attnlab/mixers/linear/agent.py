@@ -12,8 +12,8 @@ from attnlab.functional.dense import softmax
 from attnlab.functional.documents import document_membership, document_places, document_sizes
 from attnlab.functional.recurrences import state_dtype
 from attnlab.mixers.mixer import TwoSided
+from attnlab.nn.convolutions import CentredConv
 from attnlab.nn.heads import head_channels
-from attnlab.nn.neighbours import CentredConv
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence

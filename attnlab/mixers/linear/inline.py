@@ -14,9 +14,9 @@ from attnlab.mixers.mixer import TwoSided
 from attnlab.module import Module
 from attnlab.nn.activations import gelu_exact
 from attnlab.nn.feature_maps import FeatureMap
-from attnlab.nn.gates import BlockDiagonal, Terms
+from attnlab.nn.gates import Terms
 from attnlab.nn.heads import head_channels
-from attnlab.nn.projections import Linear
+from attnlab.nn.projections import BlockDiagonal, Linear
 from attnlab.typing import Segments, Sequence
 
 

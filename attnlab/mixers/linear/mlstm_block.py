@@ -18,12 +18,11 @@ from attnlab.functional.recurrences import no_segment, state_dtype
 from attnlab.functional.stabilised import stabilised_linear_attention
 from attnlab.mixers.linear.mlstm import MLSTMState, forget_biases
 from attnlab.mixers.mixer import Mixer
-from attnlab.nn.gates import BlockDiagonal
 from attnlab.nn.heads import head_channels
 from attnlab.nn.norms import GroupNorm
 from attnlab.nn.parameter import param
 from attnlab.nn.preludes import Prelude, ShortConv
-from attnlab.nn.projections import Linear
+from attnlab.nn.projections import BlockDiagonal, Linear
 from attnlab.typing import Sequence, State
 
 

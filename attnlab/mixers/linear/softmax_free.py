@@ -13,8 +13,8 @@ from attnlab.functional.newton import FIXED, BacktrackedStep, FixedStep
 from attnlab.functional.recurrences import document_starts, state_dtype
 from attnlab.mixers.mixer import TwoSided
 from attnlab.nn.activations import gelu_exact
+from attnlab.nn.convolutions import CentredConv
 from attnlab.nn.heads import head_channels
-from attnlab.nn.neighbours import CentredConv
 from attnlab.nn.norms import LayerNorm
 from attnlab.nn.projections import Linear
 from attnlab.typing import Queries, Sequence

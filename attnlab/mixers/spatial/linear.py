@@ -22,11 +22,10 @@ from attnlab.mixers.spatial.reduced import adaptive_bins, check_sides
 from attnlab.nn.activations import gelu_exact
 from attnlab.nn.convolutions import DepthwiseConv, joined_blocks
 from attnlab.nn.feature_maps import NormAware
-from attnlab.nn.gates import BlockDiagonal
 from attnlab.nn.heads import head_channels
 from attnlab.nn.norms import LayerNorm
 from attnlab.nn.parameter import param
-from attnlab.nn.projections import Linear
+from attnlab.nn.projections import BlockDiagonal, Linear
 from attnlab.typing import Heads, Sequence
 
 COARSE = 7
