@@ -21,7 +21,7 @@ from attnlab.nn.decays import StepDecay
 from attnlab.nn.heads import head_channels
 from attnlab.nn.initialization import logit
 from attnlab.nn.parameter import inverse_softplus, param
-from attnlab.nn.projections import BlockDiagonal, Linear
+from attnlab.nn.projections import BlockDiagonal, Linear, default_rank
 from attnlab.typing import DropoutKey, Heads, Keys, Sequence, Values
 
 
@@ -59,7 +59,7 @@ class LowRankGate(Module):
     ):
         activation_called(activation)
         self.activation = activation
-        rank = -(-dim // 16) if rank is None else rank
+        rank = default_rank(dim, rank)
         self.down = Linear(dim, rank, axes=('embed', None), rngs=rngs)
         self.up = Linear(rank, features, bias=bias, axes=(None, 'heads'), rngs=rngs)
 

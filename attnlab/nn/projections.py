@@ -113,6 +113,11 @@ class BlockDiagonal(Module):
         return y if self.bias is None else y + jnp.broadcast_to(self.bias[...].astype(x.dtype), y.shape)
 
 
+def default_rank(dim: int, given: int | None = None) -> int:
+    """The width of a bottleneck as it is `given`; `None`: a sixteenth of the width, rounded up."""
+    return -(-dim // 16) if given is None else given
+
+
 class LowRank(Module):
     """`c + f(x A) B` with `A` of `rank` columns; `A` starts at zero, so that the start is `c`.
 

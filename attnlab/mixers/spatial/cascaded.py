@@ -19,7 +19,7 @@ from attnlab.nn.convolutions import DepthwiseConv
 from attnlab.nn.heads import head_channels
 from attnlab.nn.norms import LayerNorm
 from attnlab.nn.parameter import param
-from attnlab.nn.projections import Linear
+from attnlab.nn.projections import Linear, default_rank
 from attnlab.typing import Heads, Sequence
 
 
@@ -64,7 +64,7 @@ class LocalAttentionAndScan(TwoSided):
         self.near = DepthwiseConv(dim, width=5, rngs=rngs)
         self.conv = DepthwiseConv(dim, rngs=rngs)
         self.before, self.after = (LayerNorm(dim, rngs=rngs) for _ in range(2))
-        self.scans = CrossScan(dim, state=state, dt_rank=-(-dim // 16), implementation=implementation, rngs=rngs)
+        self.scans = CrossScan(dim, state=state, dt_rank=default_rank(dim), implementation=implementation, rngs=rngs)
         self.output = Linear(dim, dim, bias=True, axes=('heads', 'embed'), rngs=rngs)
 
     def __call__(self, x: Sequence, ctx: Context, state: None = None) -> tuple[Sequence, None]:

@@ -24,7 +24,7 @@ from attnlab.nn.levels import LevelWeights
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.parameter import param
 from attnlab.nn.preludes import Prelude, ShortConv
-from attnlab.nn.projections import Linear
+from attnlab.nn.projections import Linear, default_rank
 from attnlab.nn.systems import System
 from attnlab.typing import Heads, Segments, Sequence, State, Values
 
@@ -142,7 +142,7 @@ class SelectiveSSM(SelectiveMaps, Mixer):
         super().__init__(
             inner,
             state=state,
-            dt_rank=_rank(dim, dt_rank),
+            dt_rank=default_rank(dim, dt_rank),
             select_norm=select_norm,
             implementation=implementation,
             rngs=rngs,
@@ -191,8 +191,7 @@ class SelectiveSystem(SelectiveMaps, System):
     def __init__(self, dim: int, *, state: int, causal: bool, dt_rank: int | None = None, rngs: nnx.Rngs):
         if not causal:
             raise UserError('causal of SelectiveSystem is False; it must be True: a row of both ways is zoo=bi_s6')
-        rank = _rank(dim, dt_rank)
-        super().__init__(dim, state=state, dt_rank=rank, skip=None, rngs=rngs)
+        super().__init__(dim, state=state, dt_rank=default_rank(dim, dt_rank), skip=None, rngs=rngs)
 
     def __call__(
         self,
@@ -315,10 +314,6 @@ class StateSpaceDual(Mixer):
         if self.levels is not None:
             memory = no_levels(batch, min(levels_of(length), self.levels.count - 1), shape, dtype)
         return SelectiveState(memory, self.prelude.init_state(batch, dtype), no_segment(batch))
-
-
-def _rank(dim: int, given: int | None) -> int:
-    return -(-dim // 16) if given is None else given
 
 
 def _bound_by_fan_in(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:

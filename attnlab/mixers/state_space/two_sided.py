@@ -19,7 +19,7 @@ from attnlab.nn.convolutions import DepthwiseConv
 from attnlab.nn.norms import LayerNorm
 from attnlab.nn.orders import Orders, Raster
 from attnlab.nn.preludes import Prelude, ShortConv
-from attnlab.nn.projections import Linear
+from attnlab.nn.projections import Linear, default_rank
 from attnlab.typing import Segments, Sequence
 
 
@@ -60,7 +60,7 @@ class TwoWaySSM(TwoSided):
         implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
-        inner, dt_rank = expand * dim, -(-dim // 16) if dt_rank is None else dt_rank
+        inner, dt_rank = expand * dim, default_rank(dim, dt_rank)
         scan: dict[str, Any] = {'state': state, 'dt_rank': dt_rank, 'implementation': implementation}
         self.input = Linear(dim, 2 * inner, axes=('embed', 'mlp'), rngs=rngs)
         self.convs: Any = nnx.List([prelude(inner, rngs=rngs) for _ in range(2)])
@@ -138,7 +138,7 @@ class CrossScanSSM(TwoSided):
         implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
-        inner, dt_rank = expand * dim, -(-dim // 16) if dt_rank is None else dt_rank
+        inner, dt_rank = expand * dim, default_rank(dim, dt_rank)
         self.input = Linear(dim, 2 * inner, axes=('embed', 'mlp'), rngs=rngs)
         self.conv: Any = conv(inner, rngs=rngs)
         self.scans = CrossScan(

@@ -18,7 +18,7 @@ from attnlab.mixers.mixer import TwoSided
 from attnlab.module import Module
 from attnlab.nn.decays import StepSize, log_states
 from attnlab.nn.parameter import param
-from attnlab.nn.projections import Linear
+from attnlab.nn.projections import Linear, default_rank
 from attnlab.typing import Sequence
 
 Plane = Float[Array, 'b v t d']
@@ -140,7 +140,7 @@ class VariateTimeSSM(TwoSided):
         sizes: dict[str, Any] = {
             'heads': heads,
             'state': state,
-            'dt_rank': -(-dim // 16) if dt_rank is None else dt_rank,
+            'dt_rank': default_rank(dim, dt_rank),
             'implementation': implementation,
         }
         self.input = Linear(dim, 2 * inner, axes=('embed', 'mlp'), rngs=rngs)
