@@ -13,7 +13,7 @@ from attnlab.errors import UserError
 from attnlab.functional.recomputed import recomputed, recomputed_method
 from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.parameter import inverse_softplus, log_uniform, param
 from attnlab.nn.positions import Alibi
 from attnlab.nn.projections import Linear
@@ -69,7 +69,7 @@ class LowRankDecay(Module):
         self.up = Linear(rank, heads * key_dim, bias=True, axes=(None, 'heads'), rngs=rngs)
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t h k']:
-        return fading(self.up(self.down(x)), self.temperature).reshape(*x.shape[:2], self.heads, -1)
+        return by_head(fading(self.up(self.down(x)), self.temperature), self.heads)
 
 
 class ChannelDecay(Module):
@@ -86,7 +86,7 @@ class ChannelDecay(Module):
         self.linear = Linear(dim, heads * key_dim, rngs=rngs)
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t h k']:
-        return fading(self.linear(x), self.temperature).reshape(*x.shape[:2], self.heads, -1)
+        return by_head(fading(self.linear(x), self.temperature), self.heads)
 
 
 def fading(logits: Float[Array, '*b f'], temperature: float) -> Float[Array, '*b f']:

@@ -18,7 +18,7 @@ from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.decays import StepDecay
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.initialization import logit
 from attnlab.nn.parameter import inverse_softplus, param
 from attnlab.nn.projections import BlockDiagonal, Linear, default_rank
@@ -386,7 +386,7 @@ class RoutedGates(Module):
 
     def __call__(self, x: Sequence, key: DropoutKey | None) -> Float[Array, 'b t h n']:
         wide = state_dtype(x.dtype)
-        logits = self.router(x.astype(wide)).reshape(*x.shape[:2], self.heads, -1)
+        logits = by_head(self.router(x.astype(wide)), self.heads)
         if self.noise and key is not None:
             logits = logits + jax.random.gumbel(key, logits.shape, wide)
         # Counted by comparisons, of equal scores the first, so that no device need gather what a sort would.

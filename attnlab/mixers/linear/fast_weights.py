@@ -18,7 +18,7 @@ from attnlab.functional.recurrences import document_starts, no_segment, state_dt
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.fast_weights import Descent, InnerLoss, Memory, Plan
 from attnlab.nn.feature_maps import FeatureMap
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.parameter import param
 from attnlab.nn.positions import Rope
 from attnlab.nn.preludes import Prelude
@@ -164,7 +164,7 @@ class FastWeights(Mixer):
             projected[i], after = prelude(projected[i], ctx.segments, None if state is None else state.preludes[i])
             preludes.append(after)
         wide = state_dtype(x.dtype)
-        q, k, v = (y.reshape(*x.shape[:2], self.heads, -1).astype(wide) for y in projected)
+        q, k, v = (by_head(y, self.heads).astype(wide) for y in projected)
         if self.feature_map is not None:
             q, k = self.feature_map.features(q, k, place)
         if self.position is not None:

@@ -18,7 +18,7 @@ from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.nn.feature_maps import UnitNorm
 from attnlab.nn.gates import Terms
 from attnlab.nn.hashing import SIGNS, Codes, DocumentHash, KernelHash
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.projections import Linear
 from attnlab.typing import Keys, Queries, Sequence, Values
 
@@ -114,7 +114,7 @@ class HashedAttention(Mixer):
     def hashed(self, x: Sequence) -> Queries:
         """What codes are made of: queries of length one, in float32 or better."""
         wide = x.astype(state_dtype(x.dtype))
-        return UnitNorm(eps=1e-12).wide(self.query(wide).reshape(*x.shape[:2], self.heads, -1))
+        return UnitNorm(eps=1e-12).wide(by_head(self.query(wide), self.heads))
 
     def fit(self, x: Sequence, ctx: Context, key: Array) -> None:
         """Fits the hash, in place, to the queries of `x` without padding, unless it has been fitted before.

@@ -16,7 +16,7 @@ from attnlab.functional.recomputed import recomputed_beside_products
 from attnlab.functional.recurrences import no_segment, state_dtype
 from attnlab.functional.stabilised import stabilised_linear_attention
 from attnlab.mixers.mixer import Mixer
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.norms import GroupNorm
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
@@ -99,7 +99,7 @@ class MLSTM(Mixer):
     def __call__(
         self, x: Sequence, ctx: Context, state: MLSTMState | None = None
     ) -> tuple[Sequence, MLSTMState | None]:
-        q, k, v = (linear(x).reshape(*x.shape[:2], self.heads, -1) for linear in (self.query, self.key, self.value))
+        q, k, v = (by_head(linear(x), self.heads) for linear in (self.query, self.key, self.value))
         before = self.init_state(x.shape[0], 0, x.dtype) if state is None else state
         segments = ctx.segments_or_ones()
         read, (memory, highest) = stabilised_linear_attention(

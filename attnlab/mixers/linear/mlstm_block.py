@@ -18,7 +18,7 @@ from attnlab.functional.recurrences import no_segment, state_dtype
 from attnlab.functional.stabilised import stabilised_linear_attention
 from attnlab.mixers.linear.mlstm import MLSTMState, forget_biases
 from attnlab.mixers.mixer import Mixer
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.norms import GroupNorm
 from attnlab.nn.parameter import param
 from attnlab.nn.preludes import Prelude, ShortConv
@@ -103,7 +103,7 @@ class MLSTMBlock(Mixer):
         seen = jnp.concatenate([q, k, v], axis=-1)
         before = self._empty(x.shape[0], x.dtype) if state is None else state.cell
         segments = ctx.segments_or_ones()
-        q, k, v = (each.reshape(*x.shape[:2], self.heads, -1) for each in (q, k, v))
+        q, k, v = (by_head(each, self.heads) for each in (q, k, v))
         h, (memory, highest) = stabilised_linear_attention(
             q,
             k,

@@ -16,7 +16,7 @@ from attnlab.functional import cores
 from attnlab.functional.recomputed import gated, recomputed
 from attnlab.functional.recurrences import carried, document_starts, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.parameter import param
 from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
@@ -152,7 +152,7 @@ class RAT(Mixer):
             state=state,
             implementation=self.implementation,
         )
-        v, k = (each.reshape(*x.shape[:2], self.heads, -1) for each in jnp.split(running, 2, axis=-1))
+        v, k = (by_head(each, self.heads) for each in jnp.split(running, 2, axis=-1))
         return v, k, last
 
     def _per_head(self, x: Float[Array, 'b t m']) -> Queries:

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from attnlab.context import Context
 from attnlab.functional.recurrences import document_starts, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.norms import GroupNorm
 from attnlab.nn.parameter import param
 from attnlab.nn.preludes import Prelude, ShortConv
@@ -129,7 +129,7 @@ class SLSTM(Mixer):
         wide = state_dtype(x.dtype)
         weight = self.inputs[...].astype(x.dtype)
         found = [
-            jnp.einsum('bthk,ghkv->gbthv', each.reshape(*x.shape[:2], self.heads, -1), own, preferred_element_type=wide)
+            jnp.einsum('bthk,ghkv->gbthv', by_head(each, self.heads), own, preferred_element_type=wide)
             for each, own in ((smoothed, weight[:2]), (x, weight[2:]))
         ]
         return jnp.concatenate(found) + self.bias[...].astype(wide)[:, None, None]

@@ -16,7 +16,7 @@ from attnlab.functional.reach import Reach
 from attnlab.functional.recomputed import recomputed_method
 from attnlab.functional.recurrences import state_dtype
 from attnlab.mixers.mixer import Mixer, require_causal
-from attnlab.nn.heads import check_groups, head_channels
+from attnlab.nn.heads import by_head, check_groups, head_channels
 from attnlab.nn.parameter import param
 from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
@@ -95,7 +95,7 @@ class DifferentialAttention(Mixer):
         self, x: Sequence, ctx: Context, state: KeyValueCache | None = None
     ) -> tuple[Sequence, KeyValueCache | None]:
         q, k = self._rotated(self.query(x), ctx), self._rotated(self.key(x), ctx)
-        v = self.value(x).reshape(*x.shape[:2], self.kv_pairs, -1)
+        v = by_head(self.value(x), self.kv_pairs)
         view = look(Entries(k, v, ctx.segments_or_ones()), ctx, Reach(self.causal), state)
         y = self._difference(
             *(

@@ -16,7 +16,7 @@ from attnlab.functional.reach import Reach
 from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.module import Module
 from attnlab.nn.decoupled import DecoupledRope, EliteRope, SharedKey
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.projections import Linear
 from attnlab.typing import Heads, Queries, Segments, Sequence
@@ -131,7 +131,7 @@ class LatentAttention(Mixer):
         self, latent: Float[Array, 'b s r'], key: Float[Array, 'b s g _']
     ) -> tuple[Float[Array, 'b s h k'], Float[Array, 'b s h v']]:
         """What is made from latents, the rotated keys after those without position."""
-        k, v = jnp.split(self.up(latent).reshape(*latent.shape[:2], self.heads, -1), [self.key_dim], axis=-1)
+        k, v = jnp.split(by_head(self.up(latent), self.heads), [self.key_dim], axis=-1)
         return jnp.concatenate([k, jnp.repeat(key, self.heads // self.rotated_keys, axis=2)], axis=-1), v
 
     def _expanded(self, q: Queries, rotated_q: Float[Array, 'b t h _'], view: View) -> Heads:

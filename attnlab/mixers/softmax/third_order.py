@@ -23,7 +23,7 @@ from attnlab.functional.third_order import (
 )
 from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.module import Module
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
@@ -171,7 +171,7 @@ class PairProjections(Module):
     def __call__(self, x: Sequence) -> Operands:
         """Returns the operands, keys and queries normalised."""
         maps = (self.query, self.first_key, self.second_key, self.first_value, self.second_value)
-        projected = [linear(x).reshape(*x.shape[:2], self.heads, -1) for linear in maps]
+        projected = [by_head(linear(x), self.heads) for linear in maps]
         for i, norm in enumerate(self.norms):
             projected[i] = norm(projected[i])
         return Operands(*projected)

@@ -20,6 +20,7 @@ from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.module import Module
 from attnlab.nn.decays import StepSize, log_states
+from attnlab.nn.heads import by_head
 from attnlab.nn.levels import LevelWeights
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.parameter import param
@@ -276,7 +277,7 @@ class StateSpaceDual(Mixer):
         z, xBC, step = jnp.split(self.input(x), (inner, 2 * inner + 2 * self.state), axis=-1)
         xBC, prelude = self.prelude(xBC, ctx.segments, None if state is None else state.prelude)
         values, B, C = jnp.split(xBC, (inner, inner + self.state), axis=-1)
-        values = values.reshape(*values.shape[:2], self.heads, -1)
+        values = by_head(values, self.heads)
         dt = self.step_size(step)
         written = dt.astype(x.dtype)[..., None] * values
         log_decay = -jnp.exp(self.A_log[...].astype(dt.dtype))[None, None] * dt
