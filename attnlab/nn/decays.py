@@ -124,7 +124,7 @@ class StepDecay(Module):
         del key_dim
         self.linear = Linear(dim, heads, rngs=rngs)
         self.step_size = StepSize(heads, rngs=rngs)
-        self.A_log = _log_rates(heads, 0.0, rngs)
+        self.A_log = log_rates(heads, 0.0, rngs)
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t h']:
         step = self.step_size(self.linear(x))
@@ -143,7 +143,7 @@ class LowRankStepDecay(Module):
         self.down = Linear(dim, key_dim, axes=('embed', None), rngs=rngs)
         self.up = Linear(key_dim, heads * key_dim, axes=(None, 'heads'), rngs=rngs)
         self.step_size = StepSize(heads * key_dim, rngs=rngs)
-        self.A_log = _log_rates(heads, 1.0, rngs)
+        self.A_log = log_rates(heads, 1.0, rngs)
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t h k']:
         return self._fading(self.up(self.down(x)))
@@ -155,13 +155,13 @@ class LowRankStepDecay(Module):
         return -rate[None, None, :, None] * step.reshape(*x.shape[:2], rate.shape[0], -1)
 
 
-def _log_rates(heads: int, low: float, rngs: nnx.Rngs) -> nnx.Param:
+def log_rates(heads: int, low: float, rngs: nnx.Rngs) -> nnx.Param:
     """The logarithms, finite, of numbers that start uniform in `[low, 16]`."""
 
-    def log_uniform_rate(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+    def log_of_uniform(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
         return jnp.log(jnp.maximum(jax.random.uniform(key, shape, dtype, low, 16.0), jnp.finfo(dtype).tiny))
 
-    return param(log_uniform_rate, (heads,), axes=('heads',), group='dynamics', rngs=rngs)
+    return param(log_of_uniform, (heads,), axes=('heads',), group='dynamics', rngs=rngs)
 
 
 def log_states(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:

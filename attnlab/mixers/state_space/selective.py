@@ -19,11 +19,11 @@ from attnlab.functional.recomputed import gated, recomputed_method
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.module import Module
-from attnlab.nn.decays import StepSize, log_states
+from attnlab.nn.decays import StepSize, log_rates, log_states
 from attnlab.nn.heads import by_head
 from attnlab.nn.levels import LevelWeights
 from attnlab.nn.norms import RMSNorm
-from attnlab.nn.parameter import param
+from attnlab.nn.parameter import param, starting_at
 from attnlab.nn.preludes import Prelude, ShortConv
 from attnlab.nn.projections import Linear, default_rank
 from attnlab.nn.systems import System
@@ -263,8 +263,7 @@ class StateSpaceDual(Mixer):
         self.input = Linear(dim, 2 * inner + 2 * state + self.heads, axes=('embed', 'mlp'), rngs=rngs)
         self.prelude = prelude(inner + 2 * state, rngs=rngs)
         self.step_size = StepSize(self.heads, rngs=rngs)
-        log_rates = _log_uniform_rate if rates == 'drawn' else _log_counted
-        self.A_log = param(log_rates, (self.heads,), axes=('heads',), group='dynamics', rngs=rngs)
+        self.A_log = log_rates(self.heads, 1.0, rngs) if rates == 'drawn' else _counted_rates(self.heads, rngs)
         self.D = param(nnx.initializers.ones, (self.heads,), axes=('heads',), group='dynamics', rngs=rngs)
         self.norm = None if norm is None else norm(inner, rngs=rngs)
         self.levels = None if levels is None else levels(dim, heads=self.heads, rngs=rngs)
@@ -323,10 +322,7 @@ def _bound_by_fan_in(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Arr
     return jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
-def _log_uniform_rate(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
-    return jnp.log(jax.random.uniform(key, shape, dtype, 1.0, 16.0))
-
-
-def _log_counted(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
-    del key
-    return jnp.log(jnp.arange(1, shape[0] + 1, dtype=dtype))
+def _counted_rates(heads: int, rngs: nnx.Rngs) -> nnx.Param:
+    """The logarithms of 1, 2, 3 and so on over the heads."""
+    start = starting_at(jnp.log(jnp.arange(1, heads + 1, dtype=jnp.float32)))
+    return param(start, (heads,), axes=('heads',), group='dynamics', rngs=rngs)
