@@ -136,7 +136,7 @@ def test_at_b_a_convolution_stands_behind_norms_of_queries_and_keys():
         ('uniattn', 'A', 'blocks that wire their own branches take none'),
         ('mla', 'B', 'needs a mixer with a prelude'),
         ('path', 'none', r'conv=none: .*\.PathAttention keeps a convolution'),
-        ('mamba', 'AD', 'are at channel mixers, and layers of this recipe have none; choose AB'),
+        ('mamba', 'AD', 'are at channel mixers, and layers of this model have none; choose AB'),
     ],
 )
 def test_what_has_no_such_points_says_so(zoo, conv, message):
