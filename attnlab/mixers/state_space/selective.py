@@ -63,11 +63,9 @@ class SelectiveMaps(Module):
         dt_rank: int,
         select_norm: Callable[..., nnx.Module] | None = None,
         skip: nnx.Initializer | None = nnx.initializers.ones,
-        implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
         self.splits = (dt_rank, dt_rank + state)
-        self.implementation = implementation
         self.select = Linear(inner, dt_rank + 2 * state, axes=('mlp', None), rngs=rngs)
         self.step = Linear(dt_rank, inner, initializer=_bound_by_fan_in, axes=(None, 'mlp'), rngs=rngs)
         self.step_size = StepSize(inner, rngs=rngs)
@@ -140,14 +138,8 @@ class SelectiveSSM(SelectiveMaps, Mixer):
         inner = expand * dim
         self.input = Linear(dim, 2 * inner, axes=('embed', 'mlp'), rngs=rngs)
         self.prelude = prelude(inner, rngs=rngs)
-        super().__init__(
-            inner,
-            state=state,
-            dt_rank=default_rank(dim, dt_rank),
-            select_norm=select_norm,
-            implementation=implementation,
-            rngs=rngs,
-        )
+        super().__init__(inner, state=state, dt_rank=default_rank(dim, dt_rank), select_norm=select_norm, rngs=rngs)
+        self.implementation = implementation
         self.output = Linear(inner, dim, axes=('mlp', 'embed'), rngs=rngs)
 
     def __call__(

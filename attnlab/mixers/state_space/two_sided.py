@@ -26,6 +26,10 @@ from attnlab.typing import Segments, Sequence
 class SelectiveScan(SelectiveMaps):
     """A selective scan in one direction, without a state of its own; see `SelectiveMaps`."""
 
+    def __init__(self, inner: int, *, state: int, dt_rank: int, implementation: str | None, rngs: nnx.Rngs):
+        super().__init__(inner, state=state, dt_rank=dt_rank, rngs=rngs)
+        self.implementation = implementation
+
     def __call__(self, x: Sequence, segments: Segments | None) -> Sequence:
         return self.scan(x, segments, implementation=self.implementation)[0]
 
