@@ -20,7 +20,7 @@ from attnlab.nn.projections import Linear, fan_in_normal
 from attnlab.typing import Segments, Sequence
 
 Image = Float[Array, 'b height width channels']
-Placed = Float[Array, 'b y x d']
+TokenGrid = Float[Array, 'b y x d']
 
 
 class PatchMap(Module):
@@ -35,7 +35,7 @@ class PatchMap(Module):
         joined, axes = patch * patch * channels, (None, 'embed')
         self.linear = Linear(joined, dim, bias=True, initializer=initializer, axes=axes, rngs=rngs)
 
-    def __call__(self, image: Image) -> Placed:
+    def __call__(self, image: Image) -> TokenGrid:
         return self.linear(joined_blocks(image, self.patch))
 
 
@@ -49,7 +49,7 @@ class Conv(Module):
         self.taps = param(fan_in, taps, axes=(None, None, None, 'embed'), rngs=rngs)
         self.bias = param(nnx.initializers.zeros, (dim,), axes=('embed',), group='vector', rngs=rngs)
 
-    def __call__(self, image: Image) -> Placed:
+    def __call__(self, image: Image) -> TokenGrid:
         around = (self.taps.shape[0] // 2,) * 2
         y = jax.lax.conv_general_dilated(
             image,
@@ -188,7 +188,7 @@ class NormedPatchMap(Module):
         self.map = PatchMap(channels, dim, patch=patch, start=start, rngs=rngs)
         self.norm = LayerNorm(dim, rngs=rngs)
 
-    def __call__(self, image: Image) -> Placed:
+    def __call__(self, image: Image) -> TokenGrid:
         return self.norm(self.map(image))
 
 
@@ -205,12 +205,12 @@ class PatchMerging(Module):
         self.norm = LayerNorm(joined, rngs=rngs)
         self.linear = Linear(joined, dim, initializer=initializer, axes=(None, 'embed'), rngs=rngs)
 
-    def __call__(self, image: Image) -> Placed:
+    def __call__(self, image: Image) -> TokenGrid:
         around = [(0, 0), *((0, -size % self.patch) for size in image.shape[1:3]), (0, 0)]
         return self.linear(self.norm(joined_blocks(jnp.pad(image, around), self.patch)))
 
 
-def joined_blocks(image: Image, side: int) -> Placed:
+def joined_blocks(image: Image, side: int) -> TokenGrid:
     """Returns the channels of every `side` x `side` tokens in a row; what is beyond whole blocks is dropped."""
     b, height, width, channels = image.shape
     y, x = height // side, width // side

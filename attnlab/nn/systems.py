@@ -222,7 +222,7 @@ def _log_of_bilinear(z: Inexact[Array, 'd n']) -> Inexact[Array, 'd n']:
     return jax.lax.complex(rate, jnp.arctan2(2 * z.imag, 1 - size))
 
 
-class MovingAverage(System):
+class DampedAverage(System):
     """A damped moving average of every channel in `state` dimensions: MEGA's.
 
         h_t = p b x_t + (1 - p a) h_{t-1}    y_t = g . h_t / sqrt(state)

@@ -29,7 +29,7 @@ from attnlab.nn.gated_units import (
 from attnlab.nn.parameter import param
 from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
-from attnlab.nn.systems import MovingAverage
+from attnlab.nn.systems import DampedAverage
 from attnlab.typing import Segments, Sequence
 from pallas_kernels import SquaredRelu, WeightMap
 
@@ -157,7 +157,7 @@ class Mega(Mixer):
         self.dim, self.key_dim, self.value_dim = dim, key_dim, value_dim
         self.chunk, self.weights, self.implementation = chunk, weights, implementation
         self.reach = Reach(window=chunk)
-        self.average = MovingAverage(dim, state=state, rngs=rngs)
+        self.average = DampedAverage(dim, state=state, rngs=rngs)
         self.direct = param(nnx.initializers.normal(1.0), (dim,), axes=('mlp',), group='vector', rngs=rngs)
         self.value = Linear(dim, value_dim, bias=True, rngs=rngs)
         self.mixed = Linear(dim, 2 * dim + key_dim + value_dim, bias=True, rngs=rngs)

@@ -30,7 +30,7 @@ from attnlab.nn.gated_units import (
 from attnlab.nn.parameter import param
 from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
-from attnlab.nn.systems import MovingAverage
+from attnlab.nn.systems import DampedAverage
 from attnlab.typing import Segments, Sequence
 from pallas_kernels import SquaredRelu, WeightMap
 
@@ -123,7 +123,7 @@ class SparseGatedUnit(Mixer):
         value_dim = 2 * dim if value_dim is None else value_dim
         self.key_dim, self.value_dim, self.window, self.capacity = key_dim, value_dim, window, capacity
         self.weights, self.implementation = weights, implementation
-        self.average = MovingAverage(dim, state=state, rngs=rngs)
+        self.average = DampedAverage(dim, state=state, rngs=rngs)
         self.direct = param(nnx.initializers.normal(1.0), (dim,), axes=('mlp',), group='vector', rngs=rngs)
         self.choice = Linear(dim, 2, bias=True, axes=('embed', None), rngs=rngs)
         start = nnx.initializers.constant(math.log(temperature * math.sqrt(dim)))

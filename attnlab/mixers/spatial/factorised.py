@@ -15,7 +15,7 @@ from attnlab.functional.grids import flatten, required_grid, unflatten
 from attnlab.functional.recurrences import state_dtype
 from attnlab.mixers.mixer import TwoSided
 from attnlab.module import Module
-from attnlab.nn.convolutions import DepthwiseConv, Image, NormedPatchMap, Placed
+from attnlab.nn.convolutions import DepthwiseConv, Image, NormedPatchMap, TokenGrid
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
 
@@ -45,7 +45,7 @@ class WindowFactors(Module):
         v = v + self.conv(v.reshape(means.shape)).reshape(v.shape)
         return flatten(k, (self.side, self.side)), flatten(v, (self.side, self.side))
 
-    def _means(self, image: Image) -> Placed:
+    def _means(self, image: Image) -> TokenGrid:
         span, grid = (self.side - 1) * self.dilation + 1, image.shape[1:3]
         missing = [-size % span for size in grid]
         if any(fill >= size for fill, size in zip(missing, grid, strict=True)):

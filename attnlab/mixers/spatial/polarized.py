@@ -17,7 +17,7 @@ from attnlab.nn.projections import Linear
 from attnlab.typing import Segments, Sequence
 
 
-class ChannelGate(Module):
+class PolarizedChannelGate(Module):
     """One number a document and channel, `sigmoid(norm(W_z sum_t p_t (x_t W_v)))`, `p = softmax_t(x_t w_q)`.
 
     `W_v` halves the channels; `W_z` restores them, with a bias.
@@ -50,7 +50,7 @@ class PlaceGate(Module):
         self.value = Linear(dim, half, axes=('embed', None), rngs=rngs)
 
     def __call__(self, x: Sequence, same: Bool[Array, 'b t s'] | None) -> Float[Array, 'b t 1']:
-        """The gate of every token; see `ChannelGate`."""
+        """The gate of every token; see `PolarizedChannelGate`."""
         wide = state_dtype(x.dtype)
         queries, values = self.query(x).astype(wide), self.value(x)
         if same is None:
@@ -69,8 +69,9 @@ class PolarizedAttention(TwoSided):
         parallel:    y = A(x) x + B(x) x
         sequential:  y = B(z) z,  z = A(x) x
 
-    `A` is `ChannelGate`, `B` is `PlaceGate`, in the form of the paper: the released code takes the softmax of `B` over
-    places. It needs no grid: nothing depends on where a token is. Liu et al. 2021, https://arxiv.org/abs/2107.00782.
+    `A` is `PolarizedChannelGate`, `B` is `PlaceGate`, in the form of the paper: the released code takes the softmax of
+    `B` over places. It needs no grid: nothing depends on where a token is. Liu et al. 2021,
+    https://arxiv.org/abs/2107.00782.
 
     Args:
       dim: model width.
@@ -80,7 +81,7 @@ class PolarizedAttention(TwoSided):
 
     def __init__(self, dim: int, *, join: Literal['parallel', 'sequential'] = 'parallel', rngs: nnx.Rngs):
         self.join = join
-        self.channels = ChannelGate(dim, rngs=rngs)
+        self.channels = PolarizedChannelGate(dim, rngs=rngs)
         self.places = PlaceGate(dim, rngs=rngs)
 
     def __call__(self, x: Sequence, ctx: Context, state: None = None) -> tuple[Sequence, None]:

@@ -16,7 +16,7 @@ from attnlab.functional.recurrences import state_dtype
 from attnlab.mixers.mixer import TwoSided
 from attnlab.module import Module
 from attnlab.nn.activations import gelu_exact
-from attnlab.nn.convolutions import Image, PatchMap, Placed
+from attnlab.nn.convolutions import Image, PatchMap, TokenGrid
 from attnlab.nn.heads import head_channels
 from attnlab.nn.initialization import Gaussian, Scaled
 from attnlab.nn.norms import LayerNorm
@@ -36,7 +36,7 @@ class StridedReduction(Module):
         self.conv: Any = None if ratio == 1 else PatchMap(dim, dim, patch=ratio, start=start, rngs=rngs)
         self.norm: Any = None if ratio == 1 else LayerNorm(dim, rngs=rngs)
 
-    def __call__(self, image: Image) -> Placed:
+    def __call__(self, image: Image) -> TokenGrid:
         check_sides(image.shape[1:3], self.ratio)
         return image if self.conv is None else self.norm(self.conv(image))
 
@@ -53,7 +53,7 @@ class PooledReduction(Module):
         self.linear = Linear(dim, dim, bias=True, axes=('embed', None), rngs=rngs)
         self.norm = LayerNorm(dim, rngs=rngs)
 
-    def __call__(self, image: Image) -> Placed:
+    def __call__(self, image: Image) -> TokenGrid:
         wide = image.astype(state_dtype(image.dtype))
         rows, columns = (jnp.asarray(adaptive_bins(size, self.side), wide.dtype) for size in image.shape[1:3])
         means = jnp.einsum('i y, b y x d, j x -> b i j d', rows, wide, columns).astype(image.dtype)
