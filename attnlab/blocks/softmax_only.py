@@ -14,8 +14,8 @@ from attnlab.functional.attend import attend, look
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
 from attnlab.functional.entropy import row_entropy
 from attnlab.functional.penalty import penalised
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Reach
-from attnlab.functional.recurrences import state_dtype
 from attnlab.functional.rotary import rotated_channels
 from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.nn.heads import by_head, head_channels
@@ -143,7 +143,7 @@ class SoftmaxOnlyBlock(Mixer):
         self, x: Sequence, ctx: Context, state: KeyValueCache | None = None
     ) -> tuple[Sequence, KeyValueCache | None]:
         q, k, v = self._project(x, ctx)
-        inverse = 1 / self._temperatures(ctx, state_dtype(x.dtype))
+        inverse = 1 / self._temperatures(ctx, wide_dtype(x.dtype))
         view = look(Entries(k, v, ctx.segments_or_ones()), ctx, self.reach, state)
         y = attend(
             q, view.entries.keys, view.entries.values, view, temperature=inverse, implementation=self.implementation

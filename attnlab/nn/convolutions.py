@@ -10,8 +10,8 @@ from jaxtyping import Float
 
 from attnlab.errors import UserError
 from attnlab.functional.documents import local_sum
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed_method
-from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
 from attnlab.nn.initialization import Gaussian, Scaled
 from attnlab.nn.norms import LayerNorm
@@ -101,7 +101,7 @@ class DepthwiseConv(Module):
     def _convolved(self, x: Float[Array, 'b *grid d']) -> Float[Array, 'b *grid d']:
         width, grid = self.taps.shape[0], x.shape[1:-1]
         # One rounding at the end, as in `ShortConv`.
-        wide = x.astype(state_dtype(x.dtype))
+        wide = x.astype(wide_dtype(x.dtype))
         taps = self.taps[...].astype(wide.dtype)
         taps = taps if self.shared == 1 else jnp.repeat(taps, self.shared, axis=-1)
         around = jnp.pad(wide, ((0, 0), *((width // 2,) * 2 for _ in grid), (0, 0)))
@@ -137,7 +137,7 @@ class CentredConv(Module):
 
     @recomputed_method
     def __call__(self, x: Sequence, segments: Segments | None) -> Sequence:
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         taps = jnp.repeat(self.taps[...].astype(wide), self.shared, axis=1)
         y = local_sum(x.astype(wide), taps[:, None, None], segments)
         if self.bias is not None:
@@ -170,7 +170,7 @@ class DilatedConv(Module):
     @recomputed_method
     def _convolved(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t d']:
         width, steps = self.taps.shape[0], x.shape[1]
-        wide = x.astype(state_dtype(x.dtype))
+        wide = x.astype(wide_dtype(x.dtype))
         taps = self.taps[...].astype(wide.dtype)
         reach = self.dilation * (width - 1)
         padded = jnp.pad(wide, ((0, 0), (self.before, reach - self.before), (0, 0)))

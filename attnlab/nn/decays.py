@@ -10,8 +10,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from attnlab.errors import UserError
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed, recomputed_method
-from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
 from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.parameter import inverse_softplus, log_uniform, param
@@ -31,7 +31,7 @@ class RetentionDecay(Module):
         self.heads = heads
 
     def __call__(self, x: Sequence) -> Float[Array, 'h']:
-        return jnp.log1p(-jnp.exp2(-5.0 - jnp.arange(self.heads, dtype=state_dtype(x.dtype))))
+        return jnp.log1p(-jnp.exp2(-5.0 - jnp.arange(self.heads, dtype=wide_dtype(x.dtype))))
 
 
 class SlopeDecay(Module):
@@ -48,7 +48,7 @@ class SlopeDecay(Module):
         self.heads, self.depth = heads, depth
 
     def __call__(self, x: Sequence) -> Float[Array, 'h']:
-        return -jnp.asarray(Alibi().slopes(self.heads) * (1 - self.depth + 1e-5), state_dtype(x.dtype))
+        return -jnp.asarray(Alibi().slopes(self.heads) * (1 - self.depth + 1e-5), wide_dtype(x.dtype))
 
 
 class LowRankDecay(Module):
@@ -91,7 +91,7 @@ class ChannelDecay(Module):
 
 def fading(logits: Float[Array, '*b f'], temperature: float) -> Float[Array, '*b f']:
     """Decays `log sigmoid(logits) / temperature`, in float32 or better."""
-    return recomputed(lambda z: jax.nn.log_sigmoid(z.astype(state_dtype(z.dtype))) / temperature)(logits)
+    return recomputed(lambda z: jax.nn.log_sigmoid(z.astype(wide_dtype(z.dtype))) / temperature)(logits)
 
 
 class StepSize(Module):
@@ -109,7 +109,7 @@ class StepSize(Module):
 
     @recomputed_method
     def __call__(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t d']:
-        wide = x.astype(state_dtype(x.dtype))
+        wide = x.astype(wide_dtype(x.dtype))
         return jax.nn.softplus(wide + jnp.broadcast_to(self.bias[...].astype(wide.dtype), x.shape))
 
 
@@ -180,7 +180,7 @@ class ForgetGate(Module):
         self.linear = Linear(dim, heads, bias=True, rngs=rngs)
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t h']:
-        return jax.nn.log_sigmoid(self.linear(x).astype(state_dtype(x.dtype)))
+        return jax.nn.log_sigmoid(self.linear(x).astype(wide_dtype(x.dtype)))
 
 
 class ScaledForgetGate(ForgetGate):

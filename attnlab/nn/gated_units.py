@@ -11,8 +11,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from attnlab.context import Context
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed
-from attnlab.functional.recurrences import state_dtype
 from attnlab.functional.rotary import rotated_channels
 from attnlab.module import Module
 from attnlab.nn.parameter import param
@@ -27,7 +27,7 @@ SOFTMAX = Softmax()
 @recomputed
 def wide_silu(x: Float[Array, '*b d']) -> Float[Array, '*b d']:
     """`silu(x)`, in float32 or better."""
-    return jax.nn.silu(x.astype(state_dtype(x.dtype)))
+    return jax.nn.silu(x.astype(wide_dtype(x.dtype)))
 
 
 def rounded_silu(x: Float[Array, '*b d']) -> Float[Array, '*b d']:

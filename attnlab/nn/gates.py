@@ -13,8 +13,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from attnlab.errors import UserError
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import gated, recomputed, recomputed_method
-from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.decays import StepDecay
@@ -216,7 +216,7 @@ class WriteStrength(Module):
         self.linear = Linear(dim, heads, bias=bias, rngs=rngs)
 
     def __call__(self, x: Sequence, k: Keys, v: Values, log_decay: Array | None) -> tuple[Keys, Values, Terms]:
-        strength = self.scale * jax.nn.sigmoid(self.linear(x).astype(state_dtype(x.dtype)))
+        strength = self.scale * jax.nn.sigmoid(self.linear(x).astype(wide_dtype(x.dtype)))
         if self.scale > 1 and k.dtype.itemsize == 2:
             strength *= _less_rounding(jnp.ones((1, 1, 1), strength.dtype), k, k)
         return k, v, Terms(log_decay, strength)
@@ -244,7 +244,7 @@ class ChannelStrengths(Module):
 
     def _erased(self, x: Sequence, k: Keys) -> Float[Array, 'b t h']:
         """`k.e` of keys of length one, before it is rounded."""
-        wide = state_dtype(k.dtype)
+        wide = wide_dtype(k.dtype)
         squares = jnp.square(k.astype(wide))
         opened = jax.nn.sigmoid(self.erase(x).reshape(k.shape).astype(wide))
         return self.scale * jnp.sum(opened * squares, axis=-1) / jnp.maximum(jnp.sum(squares, axis=-1), 0.5)
@@ -288,7 +288,7 @@ class PartialErase(Module):
 
     @recomputed_method
     def _erase(self, k: Keys) -> Keys:
-        part = jax.nn.sigmoid(self.part[...].astype(state_dtype(k.dtype)))
+        part = jax.nn.sigmoid(self.part[...].astype(wide_dtype(k.dtype)))
         return part[None, None, :, None] * k
 
 
@@ -317,7 +317,7 @@ class MomentGates(Module):
 
     def __call__(self, x: Sequence, k: Keys, v: Values, log_decay: Array | None) -> tuple[Keys, Values, Terms]:
         k, v, terms = self.strength(x, k, v, log_decay)
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         growth = jax.nn.sigmoid(self.growth(x).astype(wide))
         return k, v, terms._replace(moment=Moment(self.decay(x), growth, self.level[...].astype(wide)))
 
@@ -343,7 +343,7 @@ class TiedKeys(Module):
 
     @recomputed_method
     def _tied(self, k: Keys) -> tuple[Keys, Float[Array, 'b t h k']]:
-        logits, bound = k.astype(state_dtype(k.dtype)), self.lower_bound
+        logits, bound = k.astype(wide_dtype(k.dtype)), self.lower_bound
         log_decay = jax.nn.log_sigmoid(logits)
         if bound > 0:
             log_decay = jnp.logaddexp(math.log(bound), math.log1p(-bound) + log_decay)
@@ -385,7 +385,7 @@ class RoutedGates(Module):
         self.router = Linear(dim, heads * slots, rngs=rngs)
 
     def __call__(self, x: Sequence, key: DropoutKey | None) -> Float[Array, 'b t h n']:
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         logits = by_head(self.router(x.astype(wide)), self.heads)
         if self.noise and key is not None:
             logits = logits + jax.random.gumbel(key, logits.shape, wide)
@@ -446,7 +446,7 @@ class RealGates(Module):
         taken: Float[Array, 'b t d'],
         starts: Bool[Array, 'b t'],
     ) -> tuple[Float[Array, 'b t d'], Float[Array, 'b t d']]:
-        dtype = state_dtype(x.dtype)
+        dtype = wide_dtype(x.dtype)
         rate = jax.nn.softplus(self.rate[...].astype(dtype))
         log_a = -self.sharpness * rate[None, None] * jax.nn.sigmoid(kept.astype(dtype))
         # Not zero even where the gate underflows, so that the gradient of the square root stays finite.
@@ -507,7 +507,7 @@ def _shared(
 def _minimal_gru(
     update: Float[Array, 'b t f'], candidate: Float[Array, 'b t f'], starts: Bool[Array, 'b t']
 ) -> tuple[Float[Array, 'b t f'], Float[Array, 'b t f']]:
-    dtype = state_dtype(update.dtype)
+    dtype = wide_dtype(update.dtype)
     keep = jax.nn.sigmoid(-update.astype(dtype))  # 1 - z without cancellation
     return _from_half(jax.nn.sigmoid(update.astype(dtype)), candidate.astype(dtype), keep, starts), keep
 
@@ -519,7 +519,7 @@ def _minimal_lstm(
     candidate: Float[Array, 'b t f'],
     starts: Bool[Array, 'b t'],
 ) -> tuple[Float[Array, 'b t f'], Float[Array, 'b t f']]:
-    dtype = state_dtype(forget.dtype)
+    dtype = wide_dtype(forget.dtype)
     left, right = (jax.nn.log_sigmoid(logits.astype(dtype)) for logits in (forget, taken))
     keep = jax.nn.sigmoid(left - right)
     return _from_half(jax.nn.sigmoid(right - left), candidate.astype(dtype), keep, starts), keep

@@ -7,6 +7,7 @@ from jaxtyping import Float
 
 from attnlab.errors import UserError
 from attnlab.functional import sequence
+from attnlab.functional.precision import wide_dtype
 from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.parameter import Initializer, param
@@ -106,7 +107,7 @@ class BlockDiagonal(Module):
     def __call__(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t f']:
         groups = x.reshape(*x.shape[:2], self.weight.shape[0], -1)
         # Sums in float32, also in gradients: a CPU would accumulate tokens in the type of the activations.
-        wide = jnp.promote_types(x.dtype, jnp.float32)
+        wide = wide_dtype(x.dtype)
         # The weights first: XLA for CPUs has no product of bfloat16 with such sums for the other order.
         y = jnp.einsum('hfv,bthf->bthv', self.weight[...].astype(x.dtype), groups, preferred_element_type=wide)
         y = y.astype(x.dtype).reshape(*x.shape[:2], -1)
@@ -146,5 +147,5 @@ class LowRank(Module):
         y = self.up(activation_called(self.activation)(self.down(x)))
         if self.start is None:
             return y
-        wide = y.astype(jnp.promote_types(y.dtype, jnp.float32))
+        wide = y.astype(wide_dtype(y.dtype))
         return wide + jnp.broadcast_to(self.start[...].astype(wide.dtype), wide.shape)

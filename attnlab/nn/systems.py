@@ -19,7 +19,7 @@ from jaxtyping import Bool, Complex, Float, Inexact
 
 from attnlab.errors import UserError
 from attnlab.functional import cores, hippo
-from attnlab.functional.recurrences import state_dtype
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.structured import (
     Bilinear,
     Chunk,
@@ -146,7 +146,7 @@ class ModalSystem(System):
 
     def init_state(self, batch: int, dtype: DTypeLike) -> Float[Array, 'b d n']:
         """Returns zeros, float32 or float64."""
-        return jnp.zeros((batch, self.log_step.shape[0], self.state), state_dtype(dtype))
+        return jnp.zeros((batch, self.log_step.shape[0], self.state), wide_dtype(dtype))
 
 
 class DiagonalSystem(ModalSystem):
@@ -258,7 +258,7 @@ class DampedAverage(System):
 
     def init_state(self, batch: int, dtype: DTypeLike) -> Float[Array, 'b d n']:
         """Returns zeros, float32 or float64."""
-        return jnp.zeros((batch, *self.output.shape), state_dtype(dtype))
+        return jnp.zeros((batch, *self.output.shape), wide_dtype(dtype))
 
 
 class LowRankSystem(ModalSystem):
@@ -422,7 +422,7 @@ class SharedSystem(System):
 
     def init_state(self, batch: int, dtype: DTypeLike) -> Float[Array, 'b n']:
         """Returns zeros, float32 or float64."""
-        return jnp.zeros((batch, self.state), state_dtype(dtype))
+        return jnp.zeros((batch, self.state), wide_dtype(dtype))
 
 
 class RingSystem(System):
@@ -499,7 +499,7 @@ class RingSystem(System):
 
     def init_state(self, batch: int, dtype: DTypeLike) -> Float[Array, 'b m']:
         """Returns zeros, float32 or float64."""
-        return jnp.zeros((batch, 2 * self.state), state_dtype(dtype))
+        return jnp.zeros((batch, 2 * self.state), wide_dtype(dtype))
 
 
 def _diagonal(

@@ -10,7 +10,7 @@ from attnlab.context import PADDING, Context
 from attnlab.errors import UserError
 from attnlab.functional.dense import softmax
 from attnlab.functional.documents import document_membership, document_places, document_sizes
-from attnlab.functional.recurrences import state_dtype
+from attnlab.functional.precision import wide_dtype
 from attnlab.mixers.mixer import TwoSided
 from attnlab.nn.convolutions import CentredConv
 from attnlab.nn.heads import head_channels
@@ -64,7 +64,7 @@ class AgentAttention(TwoSided):
 
     def __call__(self, x: Sequence, ctx: Context, state: None = None) -> tuple[Sequence, None]:
         b, t, _ = x.shape
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         v = self.value(x)
         q, k, values = (each.astype(wide).reshape(b, t, self.heads, -1) for each in (self.query(x), self.key(x), v))
         places, sizes = document_places(ctx.segments, b, t), document_sizes(ctx.segments, b, t)

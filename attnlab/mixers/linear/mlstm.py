@@ -12,8 +12,9 @@ from jaxtyping import Float, Int
 
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed_beside_products
-from attnlab.functional.recurrences import no_segment, state_dtype
+from attnlab.functional.recurrences import no_segment
 from attnlab.functional.stabilised import stabilised_linear_attention
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.heads import by_head, head_channels
@@ -122,11 +123,11 @@ class MLSTM(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> MLSTMState:
         """Returns an empty memory; its size does not depend on `length`."""
-        wide = state_dtype(dtype)
+        wide = wide_dtype(dtype)
         memory = jnp.zeros((batch, self.heads, self.key_dim, self.value_dim + 1), wide)
         return MLSTMState(memory, jnp.zeros((batch, self.heads), wide), no_segment(batch))
 
     def _capped(self, logits: Float[Array, 'b t h'], bias: nnx.Param) -> Float[Array, 'b t h']:
-        wide = logits.astype(state_dtype(logits.dtype))
+        wide = logits.astype(wide_dtype(logits.dtype))
         wide = wide + jnp.broadcast_to(bias[...].astype(wide.dtype), wide.shape)
         return self.cap * jnp.tanh(wide / self.cap)

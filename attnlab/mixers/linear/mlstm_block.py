@@ -13,8 +13,9 @@ from jaxtyping import Float
 
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed
-from attnlab.functional.recurrences import no_segment, state_dtype
+from attnlab.functional.recurrences import no_segment
 from attnlab.functional.stabilised import stabilised_linear_attention
 from attnlab.mixers.linear.mlstm import MLSTMState, forget_biases
 from attnlab.mixers.mixer import Mixer
@@ -125,7 +126,7 @@ class MLSTMBlock(Mixer):
         return MLSTMBlockState(self._empty(batch, dtype), self.prelude.init_state(batch, dtype))
 
     def _empty(self, batch: int, dtype: DTypeLike) -> MLSTMState:
-        wide, channels = state_dtype(dtype), self.inner // self.heads
+        wide, channels = wide_dtype(dtype), self.inner // self.heads
         memory = jnp.zeros((batch, self.heads, channels, channels + 1), wide)
         return MLSTMState(memory, jnp.zeros((batch, self.heads), wide), no_segment(batch))
 
@@ -138,5 +139,5 @@ def _joined(
 
 
 def _with_bias(logits: Float[Array, 'b t h'], bias: nnx.Param) -> Float[Array, 'b t h']:
-    wide = state_dtype(logits.dtype)
+    wide = wide_dtype(logits.dtype)
     return logits.astype(wide) + bias[...].astype(wide)[None, None]

@@ -10,7 +10,8 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.documents import block_slots
 from attnlab.functional.newton import FIXED, BacktrackedStep, FixedStep
-from attnlab.functional.recurrences import document_starts, state_dtype
+from attnlab.functional.precision import wide_dtype
+from attnlab.functional.recurrences import document_starts
 from attnlab.mixers.mixer import TwoSided
 from attnlab.nn.activations import gelu_exact
 from attnlab.nn.convolutions import CentredConv
@@ -84,7 +85,7 @@ class SoftmaxFreeAttention(TwoSided):
 
     def __call__(self, x: Sequence, ctx: Context, state: None = None) -> tuple[Sequence, None]:
         b, t, _ = x.shape
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         v = self.value(x)
         q = self.query(x).reshape(b, t, self.heads, -1).astype(wide) * self.channels**-0.25
         slots = block_slots(ctx.segments, b, t, self.stride, self.documents)

@@ -12,9 +12,9 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.attend import attend, look
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Reach
 from attnlab.functional.recomputed import recomputed_method
-from attnlab.functional.recurrences import state_dtype
 from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.nn.heads import by_head, check_groups, head_channels
 from attnlab.nn.parameter import param
@@ -109,7 +109,7 @@ class DifferentialAttention(Mixer):
 
     def mix(self) -> Float[Array, '']:
         """Returns `l`, how much of the second map is subtracted, in float32 or better."""
-        a, b, c, d = self.lambdas[...].astype(state_dtype(self.lambdas.dtype))
+        a, b, c, d = self.lambdas[...].astype(wide_dtype(self.lambdas.dtype))
         return jnp.exp(jnp.sum(a * b)) - jnp.exp(jnp.sum(c * d)) + self.lambda_init
 
     @property

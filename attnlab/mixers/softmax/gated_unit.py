@@ -12,9 +12,10 @@ from jaxtyping import Array, Float, Int
 from attnlab.context import Context
 from attnlab.functional.attend import attend, look
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Reach
 from attnlab.functional.recomputed import gated, recomputed
-from attnlab.functional.recurrences import carried, no_segment, state_dtype
+from attnlab.functional.recurrences import carried, no_segment
 from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.nn.gated_units import (
     ROPE,
@@ -167,7 +168,7 @@ class Mega(Mixer):
         self.output = Linear(value_dim, dim, axes=('heads', 'embed'), rngs=rngs)
 
     def __call__(self, x: Sequence, ctx: Context, state: MegaState | None = None) -> tuple[Sequence, MegaState | None]:
-        segments, wide = ctx.segments_or_ones(), x.astype(state_dtype(x.dtype))
+        segments, wide = ctx.segments_or_ones(), x.astype(wide_dtype(x.dtype))
         before = None if state is None else carried(state.average, segments, state.segment)
         average, after = self.average(wide, ctx.segments, before, implementation=self.implementation)
         splits = (self.dim, self.dim + self.key_dim, self.dim + self.key_dim + self.value_dim)

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from attnlab.context import Context
 from attnlab.functional.attend import View, attend, look
 from attnlab.functional.cache import KeyValueCache
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Reach
 from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.module import Module
@@ -159,7 +160,7 @@ class LatentAttention(Mixer):
     def _products(self, q: Float[Array, 'b t h k'], k: Float[Array, 'b s g k']) -> Float[Array, 'b h t s']:
         """The products of the rotated parts."""
         q = q.reshape(*q.shape[:2], self.rotated_keys, -1, q.shape[-1])
-        wide = jnp.promote_types(q.dtype, jnp.float32)
+        wide = wide_dtype(q.dtype)
         products = jnp.einsum('btgnk,bsgk->bgnts', q, k, preferred_element_type=wide)
         return products.reshape(q.shape[0], self.heads, q.shape[1], k.shape[1])
 

@@ -14,8 +14,9 @@ from jaxtyping import Array, Bool, Float, Int
 from attnlab.context import PADDING, Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed
-from attnlab.functional.recurrences import carried, document_starts, no_segment, state_dtype
+from attnlab.functional.recurrences import carried, document_starts, no_segment
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.gated_units import (
     ROPE,
@@ -140,7 +141,7 @@ class SparseGatedUnit(Mixer):
     def __call__(
         self, x: Sequence, ctx: Context, state: SparseState | None = None
     ) -> tuple[Sequence, SparseState | None]:
-        segments, wide = ctx.segments_or_ones(), x.astype(state_dtype(x.dtype))
+        segments, wide = ctx.segments_or_ones(), x.astype(wide_dtype(x.dtype))
         before = None if state is None else carried(state.average, segments, state.segment)
         average, after = self.average(wide, ctx.segments, before, implementation=self.implementation)
         m = averaged(average, x, self.direct[...])

@@ -12,8 +12,9 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.attend import look
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Reach
-from attnlab.functional.recurrences import no_segment, state_dtype
+from attnlab.functional.recurrences import no_segment
 from attnlab.functional.third_order import (
     Operands,
     PairSums,
@@ -143,7 +144,7 @@ class TaylorThirdOrderAttention(Mixer):
         """Returns empty sums; their size does not depend on `length`."""
         features = len(monomials(self.operands.key_dim, self.degree)[0])
         shape = (batch, self.operands.heads, features, self.operands.value_dim + 1)
-        first, second = (jnp.zeros(shape, state_dtype(dtype)) for _ in range(2))
+        first, second = (jnp.zeros(shape, wide_dtype(dtype)) for _ in range(2))
         return PairSums(first, second, no_segment(batch))
 
 

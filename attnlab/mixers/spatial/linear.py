@@ -13,8 +13,8 @@ from jaxtyping import Float
 from attnlab.context import Context
 from attnlab.functional.grids import Grid, axial_angles, flatten, required_grid, unflatten
 from attnlab.functional.newton import FIXED, BacktrackedStep, FixedStep
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import gated
-from attnlab.functional.recurrences import state_dtype
 from attnlab.functional.rotary import rotate_by_angles
 from attnlab.mixers.linear.softmax_free import gaussian
 from attnlab.mixers.mixer import TwoSided
@@ -64,7 +64,7 @@ class GridAgentAttention(TwoSided):
 
     def __call__(self, x: Sequence, ctx: Context, state: None = None) -> tuple[Sequence, None]:
         grid = required_grid(ctx, type(self).__name__, axes=2)
-        wide, plain = state_dtype(x.dtype), self.value(x)
+        wide, plain = wide_dtype(x.dtype), self.value(x)
         q, k, v = (by_head(each, self.heads).astype(wide) for each in (self.query(x), self.key(x), plain))
         rows, columns = (jnp.asarray(adaptive_bins(size, self.side), wide) for size in grid)
         agents = jnp.einsum('iy,byxhk,jx->bijhk', rows, unflatten(q, grid), columns)
@@ -108,7 +108,7 @@ class GridInLine(TwoSided):
 
     def __call__(self, x: Sequence, ctx: Context, state: None = None) -> tuple[Sequence, None]:
         grid = required_grid(ctx, type(self).__name__, axes=2)
-        wide, plain = state_dtype(x.dtype), self.value(x)
+        wide, plain = wide_dtype(x.dtype), self.value(x)
         q, k, v = (by_head(each, self.heads).astype(wide) for each in (self.query(x), self.key(x), plain))
         # Of the scale each factor has the root: keys times values would leave the range of float16.
         root = (x.shape[1] * self.channels**0.5) ** -0.5
@@ -117,7 +117,7 @@ class GridInLine(TwoSided):
         return self.output((read.reshape(x.shape) + self._residual(x, plain, grid)).astype(x.dtype)), None
 
     def _residual(self, x: Sequence, v: Sequence, grid: Grid) -> Sequence:
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         # Factors of whole images cost nothing in float32; XLA on a CPU lacks products of one token in bfloat16.
         mean = jnp.mean(x.astype(wide), axis=1, keepdims=True)
         factors = self.second(gelu_exact(self.first(mean)))
@@ -183,7 +183,7 @@ class GridSoftmaxFreeAttention(TwoSided):
     def __call__(self, x: Sequence, ctx: Context, state: None = None) -> tuple[Sequence, None]:
         grid = required_grid(ctx, type(self).__name__, axes=2)
         check_sides(grid, self.stride)
-        wide, plain = state_dtype(x.dtype), self.value(x)
+        wide, plain = wide_dtype(x.dtype), self.value(x)
         q = by_head(self.query(x), self.heads).astype(wide) * self.channels**-0.25
         landmarks = self._landmarks(q, grid)
         to_landmarks, between = gaussian(q, landmarks), gaussian(landmarks, landmarks)
@@ -232,7 +232,7 @@ class GridNormAwareAttention(TwoSided):
 
     def __call__(self, x: Sequence, ctx: Context, state: None = None) -> tuple[Sequence, None]:
         grid = required_grid(ctx, type(self).__name__, axes=2)
-        wide, plain = state_dtype(x.dtype), self.value(x)
+        wide, plain = wide_dtype(x.dtype), self.value(x)
         q, k, v = (by_head(each, self.heads).astype(wide) for each in (self.query(x), self.key(x), plain))
         q, k = NormAware().features(q, k, ctx.positions)
         total = jnp.einsum('bthm,bhm->bth', q, jnp.mean(k, axis=1)) + 1e-6

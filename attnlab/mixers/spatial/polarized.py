@@ -9,7 +9,7 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 from attnlab.context import Context
-from attnlab.functional.recurrences import state_dtype
+from attnlab.functional.precision import wide_dtype
 from attnlab.mixers.mixer import TwoSided
 from attnlab.module import Module
 from attnlab.nn.norms import LayerNorm
@@ -32,7 +32,7 @@ class PolarizedChannelGate(Module):
 
     def __call__(self, x: Sequence, same: Bool[Array, 'b t s'] | None) -> Float[Array, 'b #t d']:
         """The gate of the document of every token; `same` tells which tokens share one, `None` that all do."""
-        scores, values = self.query(x)[..., 0].astype(state_dtype(x.dtype)), self.value(x)
+        scores, values = self.query(x)[..., 0].astype(wide_dtype(x.dtype)), self.value(x)
         if same is None:
             weights = jax.nn.softmax(scores, axis=-1)[:, None]
         else:
@@ -51,7 +51,7 @@ class PlaceGate(Module):
 
     def __call__(self, x: Sequence, same: Bool[Array, 'b t s'] | None) -> Float[Array, 'b t 1']:
         """The gate of every token; see `PolarizedChannelGate`."""
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         queries, values = self.query(x).astype(wide), self.value(x)
         if same is None:
             means = jnp.mean(queries, axis=1, keepdims=True)
@@ -92,7 +92,7 @@ class PolarizedAttention(TwoSided):
 
 def sigmoid(x: Float[Array, '*b d']) -> Float[Array, '*b d']:
     """The logistic function, computed in float32 or better."""
-    return jax.nn.sigmoid(x.astype(state_dtype(x.dtype))).astype(x.dtype)
+    return jax.nn.sigmoid(x.astype(wide_dtype(x.dtype))).astype(x.dtype)
 
 
 def _same(segments: Segments | None) -> Bool[Array, 'b t s'] | None:

@@ -12,7 +12,7 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.grids import flatten, required_grid, unflatten
-from attnlab.functional.recurrences import state_dtype
+from attnlab.functional.precision import wide_dtype
 from attnlab.mixers.mixer import TwoSided
 from attnlab.module import Module
 from attnlab.nn.activations import gelu_exact
@@ -54,7 +54,7 @@ class PooledReduction(Module):
         self.norm = LayerNorm(dim, rngs=rngs)
 
     def __call__(self, image: Image) -> TokenGrid:
-        wide = image.astype(state_dtype(image.dtype))
+        wide = image.astype(wide_dtype(image.dtype))
         rows, columns = (jnp.asarray(adaptive_bins(size, self.side), wide.dtype) for size in image.shape[1:3])
         means = jnp.einsum('i y, b y x d, j x -> b i j d', rows, wide, columns).astype(image.dtype)
         return gelu_exact(self.norm(self.linear(means)))
@@ -151,7 +151,7 @@ class EmbeddingFreeAttention(TwoSided):
         grid = required_grid(ctx, type(self).__name__, axes=2)
         check_sides(grid, self.ratio)
         rows, columns = (size // self.ratio for size in grid)
-        image = unflatten(x.astype(state_dtype(x.dtype)), grid)[:, : rows * self.ratio, : columns * self.ratio]
+        image = unflatten(x.astype(wide_dtype(x.dtype)), grid)[:, : rows * self.ratio, : columns * self.ratio]
         blocks = image.reshape(x.shape[0], rows, self.ratio, columns, self.ratio, x.shape[-1])
         pooled = self.linear(jnp.mean(blocks, axis=(2, 4)).reshape(x.shape[0], rows * columns, -1).astype(x.dtype))
         q, k = (y.reshape(*y.shape[:2], self.heads, self.key_dim) for y in (x, pooled))

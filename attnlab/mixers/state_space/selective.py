@@ -15,8 +15,9 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.levels import levels_of, no_levels, read_by_level
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import gated, recomputed_method
-from attnlab.functional.recurrences import carried, no_segment, state_dtype
+from attnlab.functional.recurrences import carried, no_segment
 from attnlab.mixers.mixer import Mixer
 from attnlab.module import Module
 from attnlab.nn.decays import StepSize, log_rates, log_states
@@ -90,7 +91,7 @@ class SelectiveMaps(Module):
         return cores.selective_scan(
             x,
             self.step_size(self.step(low)),
-            -jnp.exp(self.A_log[...].astype(state_dtype(x.dtype))),
+            -jnp.exp(self.A_log[...].astype(wide_dtype(x.dtype))),
             B,
             C,
             None if self.D is None else self.D[...],
@@ -159,7 +160,7 @@ class SelectiveSSM(SelectiveMaps, Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> SelectiveState:
         """Returns the state of a system at rest; its size does not depend on `length`."""
-        memory = jnp.zeros((batch, *self.A_log.shape), state_dtype(dtype))
+        memory = jnp.zeros((batch, *self.A_log.shape), wide_dtype(dtype))
         return SelectiveState(memory, self.prelude.init_state(batch, dtype), no_segment(batch))
 
 
@@ -199,7 +200,7 @@ class SelectiveSystem(SelectiveMaps, System):
 
     def init_state(self, batch: int, dtype: DTypeLike) -> Float[Array, 'b d n']:
         """Returns zeros, float32 or float64."""
-        return jnp.zeros((batch, *self.A_log.shape), state_dtype(dtype))
+        return jnp.zeros((batch, *self.A_log.shape), wide_dtype(dtype))
 
 
 class StateSpaceDual(Mixer):
@@ -302,7 +303,7 @@ class StateSpaceDual(Mixer):
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> SelectiveState:
         """Returns the state of a system at rest; its size depends on `length` where there are levels."""
         shape = (self.heads, self.state, self.inner // self.heads)
-        memory: State = jnp.zeros((batch, *shape), state_dtype(dtype))
+        memory: State = jnp.zeros((batch, *shape), wide_dtype(dtype))
         if self.levels is not None:
             memory = no_levels(batch, min(levels_of(length), self.levels.count - 1), shape, dtype)
         return SelectiveState(memory, self.prelude.init_state(batch, dtype), no_segment(batch))

@@ -12,8 +12,9 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.grids import flatten, required_grid, unflatten
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import gated
-from attnlab.functional.recurrences import of_token_before, state_dtype
+from attnlab.functional.recurrences import of_token_before
 from attnlab.mixers.mixer import TwoSided
 from attnlab.module import Module
 from attnlab.nn.decays import StepSize, log_states
@@ -61,7 +62,7 @@ class CoupledScans(Module):
         self.D = param(nnx.initializers.ones, (inner,), axes=('mlp',), group='dynamics', rngs=rngs)
 
     def __call__(self, x: Plane) -> Plane:
-        wide = x.astype(state_dtype(x.dtype))
+        wide = x.astype(wide_dtype(x.dtype))
         selected = self.select(x)
         low, B, C = jnp.split(selected, self.splits, axis=-1)
         steps = [
