@@ -15,6 +15,7 @@ from attnlab.blocks.block import Block
 from attnlab.errors import UserError
 from attnlab.models.layers import stacks
 from attnlab.models.weight_maps import replaced
+from attnlab.module import modules_of, places_of
 from attnlab.nn.parameter import Buffer, buffer
 from attnlab.nn.projections import Linear, check_plain
 from attnlab.quantize.formats import Affine, FixedFloating, Format, Rounding, Stored, Symmetric, rows_apart
@@ -206,12 +207,7 @@ class Quantization:
 
 def linear_maps(model: Any) -> list[tuple[Any, str, Linear]]:
     """Where a model has linear maps: the module, its attribute, and the map, one that is shared as often as it is."""
-    return [
-        (module, name, value)
-        for _, module in list(nnx.iter_modules(model))
-        for name, value in list(vars(module).items())
-        if isinstance(value, Linear)
-    ]
+    return places_of(model, Linear)
 
 
 def has_few_bits(model: Any) -> bool:
@@ -258,7 +254,7 @@ def named_maps(model: Any) -> dict[str, Linear]:
 
 def _store_states(model: Any, how: Format | KIVI) -> None:
     """Replaces the mixers of blocks, in place."""
-    blocks = [module for _, module in list(nnx.iter_modules(model)) if isinstance(module, Block)]
+    blocks = modules_of(model, Block)
     if any(isinstance(block.mixer, StoredState | StoredCache) for block in blocks):
         raise UserError('this model is quantized; take the run that it was made from')
     changed = [(block, with_stored_state(block.mixer, how)) for block in blocks]

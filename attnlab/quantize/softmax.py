@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +14,7 @@ from attnlab.functional.dense import ScoreRows, softmax
 from attnlab.functional.measured import measured
 from attnlab.functional.straight_through import straight_through
 from attnlab.models.weight_maps import replaced
-from attnlab.module import Module
+from attnlab.module import Module, modules_of
 from attnlab.nn.parameter import buffer
 from attnlab.quantize.told import tell
 from attnlab.runs.loading import Loaded
@@ -79,7 +78,7 @@ class Correction:
         model = replaced(loaded.model(), functools.partial(_Told, bits=self.bits))
         tell(loaded.setup, model, _Lost, rows_of(loaded.setup, 'train', self.rows))
         made = changed.model()
-        for told, rounded in zip(_each(model, _Told), _each(made, QuantizedSoftmax), strict=True):
+        for told, rounded in zip(modules_of(model, _Told), modules_of(made, QuantizedSoftmax), strict=True):
             sums = np.asarray(told.lost[...], np.float64)
             rounded.correction[...] = jnp.asarray(sums[..., :-2] / np.maximum(sums[..., -2:-1], 1), jnp.float32)
         _, params, buffers = split(made)
@@ -109,8 +108,3 @@ class _Told(Module):
         taken = jnp.sum(jnp.where(rows.visible, weights - quantized_weights(weights, self.bits), 0), axis=(0, 2, 3))
         keys = jnp.sum(rows.visible[:, 0], dtype=weights.dtype)
         return measured(weights, jnp.append(taken, keys), self.lost[...])
-
-
-def _each(model: Any, kind: type) -> list[Any]:
-    """The modules of a kind, in order."""
-    return [module for _, module in nnx.iter_modules(model) if isinstance(module, kind)]
