@@ -47,6 +47,10 @@ class Linear(Module):
         beside = 'dynamics' if group == 'dynamics' else 'vector'
         self.bias = param(bias_initializer, (dim_out,), axes=(axes[1],), group=beside, rngs=rngs) if bias else None
 
+    def share(self, other: 'Linear') -> None:
+        """Has the parameters of another map, which are then those of both."""
+        self.axes, self.usual, self.weight, self.bias = other.axes, other.usual, other.weight, other.bias
+
     def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b f']:
         return self.apply(self.inputs(x), self.matrix())
 

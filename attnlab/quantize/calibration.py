@@ -162,7 +162,7 @@ class _Reader(Linear):
     """A linear map that says what it reads."""
 
     def __init__(self, linear: Linear, name: str, tape: _Tape):
-        self.axes, self.usual, self.weight, self.bias = linear.axes, linear.usual, linear.weight, linear.bias
+        self.share(linear)
         self.name, self.tape = name, tape
 
     def inputs(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:

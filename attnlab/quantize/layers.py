@@ -41,7 +41,7 @@ class ShiftedLinear(Linear):
 
     def __init__(self, linear: Linear, shifts: Int8[Array, '*l d']):
         check_plain(linear)
-        self.axes, self.usual, self.weight, self.bias = linear.axes, linear.usual, linear.weight, linear.bias
+        self.share(linear)
         self.shifts = _buffer(shifts)
         weight = self.weight[...]
         self.weight[...] = weight * jnp.broadcast_to(_power(shifts)[..., None], weight.shape)

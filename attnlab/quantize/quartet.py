@@ -94,7 +94,7 @@ class QuartetLinear(Linear):
     """
 
     def __init__(self, linear: Linear, exponent: Exponent):
-        self.axes, self.usual, self.weight, self.bias = linear.axes, linear.usual, linear.weight, linear.bias
+        self.share(linear)
         self.exponent = exponent
         data = jax.random.key_data(jax.random.key(0))
         noise = jnp.broadcast_to(data, (*linear.weight.shape[:-2], *data.shape))
