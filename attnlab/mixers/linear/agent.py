@@ -13,7 +13,7 @@ from attnlab.functional.documents import document_membership, document_places, d
 from attnlab.functional.precision import wide_dtype
 from attnlab.mixers.mixer import TwoSided
 from attnlab.nn.convolutions import CentredConv
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
@@ -66,7 +66,7 @@ class AgentAttention(TwoSided):
         b, t, _ = x.shape
         wide = wide_dtype(x.dtype)
         v = self.value(x)
-        q, k, values = (each.astype(wide).reshape(b, t, self.heads, -1) for each in (self.query(x), self.key(x), v))
+        q, k, values = (by_head(each.astype(wide), self.heads) for each in (self.query(x), self.key(x), v))
         places, sizes = document_places(ctx.segments, b, t), document_sizes(ctx.segments, b, t)
         own = document_membership(ctx.segments, b, t, self.documents)
         pooled = own[..., None] & _stretches(places, sizes, self.agents)[..., None, :]

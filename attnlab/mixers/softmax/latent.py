@@ -104,7 +104,7 @@ class LatentAttention(Mixer):
         self, x: Sequence, ctx: Context, state: KeyValueCache | None = None
     ) -> tuple[Sequence, KeyValueCache | None]:
         batch, length, _ = x.shape
-        q = self.query(x).reshape(batch, length, self.heads, -1)
+        q = by_head(self.query(x), self.heads)
         q, rotated_q = jnp.split(q, [self.key_dim], axis=-1)
         rotated_q = self.position.rotate(rotated_q, ctx.positions, self.channels)
         key = self.key(x).reshape(batch, length, self.rotated_keys, self.rotated_dim)
