@@ -54,3 +54,18 @@ class Module(nnx.Module):
                 f'the input of a {type(self).__name__} has shape {x.shape}, so {x.shape[-1]} channels; it must have '
                 f'{channels}'
             )
+
+
+def modules_of[M](model: Any, kind: type[M]) -> list[M]:
+    """The modules of a kind within a model, in order."""
+    return [module for _, module in nnx.iter_modules(model) if isinstance(module, kind)]
+
+
+def places_of[M](model: Any, kind: type[M]) -> list[tuple[Any, str, M]]:
+    """Where a model has modules of a kind: the module around it, its attribute, and it, as often as it is shared."""
+    return [
+        (around, name, value)
+        for around in modules_of(model, nnx.Module)
+        for name, value in vars(around).items()
+        if isinstance(value, kind)
+    ]

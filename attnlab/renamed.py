@@ -36,6 +36,7 @@ MODULES = MappingProxyType(
         'attnlab.mixers.unified': 'attnlab.blocks.unified',
         'attnlab.models.block': 'attnlab.blocks.block',
         'attnlab.nn.embed': 'attnlab.models.inputs.embedding',
+        'attnlab.nn.windows': 'attnlab.nn.series_windows',
     }
 )
 """Modules that moved."""
@@ -45,6 +46,7 @@ OBJECTS: MappingProxyType[str, str] = MappingProxyType(
         'attnlab.models.heads.ClassificationHead': 'attnlab.models.heads.classification.ClassificationHead',
         'attnlab.models.heads.LanguageHead': 'attnlab.models.heads.language.LanguageHead',
         'attnlab.models.heads.PairHead': 'attnlab.models.heads.pairs.PairHead',
+        'attnlab.nn.series_windows.MovingAverage': 'attnlab.nn.series_windows.Trend',
     }
 )
 """Classes and functions that were renamed or moved alone, by the path that they would have in `MODULES`."""

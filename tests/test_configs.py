@@ -292,7 +292,7 @@ def test_a_gated_channel_mixer_has_the_nonlinearity_of_its_name(name):
         ('zoo=uniattn,norm=rmsnorm', 'norm=rmsnorm is for blocks that take one; those of zoo=uniattn have their own'),
         (
             'zoo=mamba,conv=AC',
-            'C and D of conv=AC are at channel mixers, and layers of this recipe have none; choose AB',
+            'C and D of conv=AC are at channel mixers, and layers of this model have none; choose AB',
         ),
     ],
 )

@@ -18,6 +18,7 @@ from attnlab.errors import UserError
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.mixers.softmax.latent import LatentAttention
 from attnlab.nn.decoupled import EliteRope
+from attnlab.nn.heads import by_head
 from attnlab.nn.positions import Rope
 from attnlab.nn.projections import check_plain
 from attnlab.typing import Sequence
@@ -127,20 +128,19 @@ def _pairs(channels: int, interleaved: bool) -> tuple[Int[np.ndarray, 'c'], Int[
 def _differences(mixer: Attention, x: Sequence, ctx: Context, head: int) -> Float[np.ndarray, 'c n']:
     """Rotated minus unrotated contribution of each pair to the scores of a head, for visible keys."""
     rope = _rope(mixer)
-    batch, length, _ = x.shape
     first, second = _pairs(mixer.key_dim, rope.interleaved)
 
     def products(q: Array, k: Array) -> Array:
         q, k = (jnp.stack([each[:, :, head, first], each[:, :, head, second]], axis=-1) for each in (q, k))
         return jnp.einsum('btcn,bscn->cbts', q, k)
 
-    q, k = (linear(x).reshape(batch, length, mixer.heads, -1) for linear in (mixer.query, mixer.key))
+    q, k = (by_head(linear(x), mixer.heads) for linear in (mixer.query, mixer.key))
     rotated = products(rope.rotate(q, ctx.positions), rope.rotate(k, ctx.positions))
     difference = mixer.key_dim**-0.5 * (rotated - products(q, k))
     segments = np.asarray(ctx.segments_or_ones())
     seen = (segments[:, :, None] == segments[:, None, :]) & (segments != 0)[:, :, None]
     if mixer.reach.causal:
-        seen &= np.tril(np.ones((length, length), bool))[None]
+        seen &= np.tril(np.ones((x.shape[1],) * 2, bool))[None]
     return np.asarray(difference)[:, seen]
 
 

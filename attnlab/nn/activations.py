@@ -11,8 +11,8 @@ from jax import Array
 from jaxtyping import Float
 
 from attnlab.errors import UserError, nearest
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed
-from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
 from attnlab.nn.parameter import param, starting_at
 
@@ -47,7 +47,7 @@ def normal_below(x: Float[Array, '*b']) -> Float[Array, '*b']:
 @normal_below.defjvp
 def _normal_density(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     (x,), (dx,) = primals, tangents
-    wide = x.astype(state_dtype(x.dtype))
+    wide = x.astype(wide_dtype(x.dtype))
     density = jnp.exp(-jnp.square(wide) / 2) / math.sqrt(2 * math.pi)
     return normal_below(x), density.astype(x.dtype) * dx
 

@@ -5,7 +5,7 @@ from jax import Array
 from jaxtyping import Float
 
 from attnlab.errors import UserError
-from attnlab.module import Module
+from attnlab.module import Module, modules_of
 from attnlab.nn.projections import Linear
 
 
@@ -57,4 +57,4 @@ class LowRankChanges(Module):
 
 def linear_maps(module: nnx.Module) -> list[Linear]:
     """The linear maps within a module."""
-    return [found for _, found in nnx.iter_modules(module) if isinstance(found, Linear)]
+    return modules_of(module, Linear)

@@ -11,6 +11,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from attnlab.errors import UserError
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.rotary import check_share, rotary_angles, rotate, rotate_by_angles
 from attnlab.signature import checked_fields
 from attnlab.typing import Positions
@@ -124,6 +125,6 @@ class EliteRope:
 
         The first channels of all pairs come first, then the second ones, in the order of `chunks`.
         """
-        wide = np.promote_types(x.dtype, np.float32)
+        wide = wide_dtype(x.dtype)
         angles = rotary_angles(positions, channels, self.base, wide)
         return rotate_by_angles(x, angles[:, :, self.table(x.shape[2], channels)])

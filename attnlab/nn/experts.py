@@ -15,6 +15,7 @@ from attnlab.context import PADDING
 from attnlab.errors import UserError
 from attnlab.functional import experts
 from attnlab.functional.penalty import penalised
+from attnlab.functional.precision import wide_dtype
 from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.core_units import CoreUnit
@@ -341,7 +342,7 @@ class MixtureOfExperts(Module):
     ) -> Routing:
         """Where the tokens go, and how many found no room; `key` as in a call, `real` those that are no padding."""
         self.check_width(x, self.router.shape[1])
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        wide = x.astype(wide_dtype(x.dtype))
         with jax.default_matmul_precision('highest'):
             weight = self.router[...].astype(wide.dtype)
             scores = self.gate.scores(wide, weight)

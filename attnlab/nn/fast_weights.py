@@ -13,7 +13,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from attnlab.functional.recurrences import state_dtype
+from attnlab.functional.precision import wide_dtype
 from attnlab.module import Module
 from attnlab.nn.initialization import logit
 from attnlab.nn.norms import GroupNorm
@@ -135,7 +135,7 @@ class AverageDescent(Descent):
         self.offsets = param(nnx.initializers.zeros, (chunk,), axes=(None,), group='dynamics', rngs=rngs)
 
     def rates(self, x: Sequence, place: Int[Array, 'b t']) -> AverageRates:
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         step = self.rate * jax.nn.sigmoid(self.step(x).astype(wide))
         offsets = self.offsets[...].astype(wide)
         factors = jnp.maximum(1 / jnp.arange(1, len(offsets) + 1, dtype=wide) + offsets, 0)
@@ -189,7 +189,7 @@ class MomentumDescent(Descent):
         )
 
     def rates(self, x: Sequence, place: Int[Array, 'b t']) -> MomentumRates:
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         momentum, forget = (
             linear(x).astype(wide) + bias[...].astype(wide)[None, None]
             for linear, bias in ((self.momentum, self.momentum_bias), (self.forget, self.forget_bias))

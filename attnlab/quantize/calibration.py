@@ -15,7 +15,7 @@ from attnlab.blocks.block import Block
 from attnlab.errors import UserError
 from attnlab.nn.projections import Linear
 from attnlab.quantize.formats import Fixed, Format
-from attnlab.quantize.layers import Quantization, named_maps
+from attnlab.quantize.layers import Quantization, linear_maps, named_maps
 from attnlab.quantize.sparsity import apart
 from attnlab.quantize.states import StateFormat
 from attnlab.runs.loading import Loaded
@@ -162,7 +162,7 @@ class _Reader(Linear):
     """A linear map that says what it reads."""
 
     def __init__(self, linear: Linear, name: str, tape: _Tape):
-        self.axes, self.usual, self.weight, self.bias = linear.axes, linear.usual, linear.weight, linear.bias
+        self.share(linear)
         self.name, self.tape = name, tape
 
     def inputs(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
@@ -197,11 +197,10 @@ def listened(
                 setattr(block, name, _Heard(getattr(block, name), place, tape))
     names = {id(linear): name for name, linear in named_maps(heard).items()}
     made: dict[int, _Reader] = {}
-    for _, module in list(nnx.iter_modules(heard)):
-        for name, value in list(vars(module).items()):
-            if isinstance(value, Linear) and id(value) in names:
-                made.setdefault(id(value), _Reader(value, names[id(value)], tape))
-                setattr(module, name, made[id(value)])
+    for module, name, value in linear_maps(heard):
+        if id(value) in names:
+            made.setdefault(id(value), _Reader(value, names[id(value)], tape))
+            setattr(module, name, made[id(value)])
     graphdef, variables = nnx.split(heard)
     task = loaded.setup.task
 

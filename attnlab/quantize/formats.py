@@ -25,6 +25,7 @@ from jaxtyping import Float, Int, Shaped
 from scipy.special import ndtr, ndtri
 
 from attnlab.errors import UserError
+from attnlab.functional.precision import wide_dtype
 from attnlab.quantize.packing import packed, unpacked
 from attnlab.signature import checked_fields
 
@@ -62,8 +63,11 @@ class Format(abc.ABC):
         return True
 
     def encode(self, x: Float[Array, 'r d']) -> Stored:
-        """The codes of rows of numbers, and their scales, computed in float32 or better."""
-        return self.encode_groups(self.groups(x.astype(_wide(x.dtype))))
+        """The codes of rows of numbers, and their scales, computed in float32 or better.
+
+        Steps of codes are finer than numbers of half the bits lie.
+        """
+        return self.encode_groups(self.groups(x.astype(wide_dtype(x.dtype))))
 
     def groups(self, x: Shaped[Array, 'r d']) -> Shaped[Array, 'g n']:
         """The numbers of rows by what shares a scale, the last group of a row filled up."""
@@ -75,7 +79,7 @@ class Format(abc.ABC):
     def decode(self, stored: Mapping[str, Array], shape: tuple[int, ...], dtype: DTypeLike) -> Float[Array, 'r d']:
         """The numbers that were stored as rows of this shape, computed in float32 or better."""
         rows, columns = shape
-        numbers = self.decode_groups(stored, self.group_size(shape), _wide(dtype))
+        numbers = self.decode_groups(stored, self.group_size(shape), wide_dtype(dtype))
         return numbers.astype(dtype).reshape(rows, -1)[:, :columns]
 
     def rounded(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
@@ -585,7 +589,7 @@ class Fixed:
 
     def rounded(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
         """The activations, rounded; computed in float32 or better."""
-        levels = jnp.round(x.astype(_wide(x.dtype)) / self.scale) + self.zero
+        levels = jnp.round(x.astype(wide_dtype(x.dtype)) / self.scale) + self.zero
         return ((jnp.clip(levels, 0, 2**self.bits - 1) - self.zero) * self.scale).astype(x.dtype)
 
 
@@ -636,7 +640,7 @@ class Crossed:
 
     def rounded(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
         """The activations, rounded; computed in float32 or better."""
-        rows, top = x.reshape(-1, x.shape[-1]).astype(_wide(x.dtype)), 2 ** (self.bits - 1) - 1
+        rows, top = x.reshape(-1, x.shape[-1]).astype(wide_dtype(x.dtype)), 2 ** (self.bits - 1) - 1
         by_row = jnp.max(jnp.abs(rows), axis=1, keepdims=True) ** self.alpha
         # A row that is NaN leaves the others as they are.
         by_column = jnp.nanmax(jnp.abs(rows), axis=0, keepdims=True) ** (1 - self.alpha)
@@ -758,11 +762,6 @@ def storage_called(text: str) -> Format:
 def rows_apart(rounding: Rounding | None) -> bool:
     """Whether every row is rounded as it would be alone, by no scale that it shares with the other rows of a call."""
     return not isinstance(rounding, Crossed) and getattr(rounding, 'scope', None) != 'tensor'
-
-
-def _wide(dtype: DTypeLike) -> DTypeLike:
-    """Codes of numbers of half the bits are taken in float32: their steps are finer than such numbers lie."""
-    return jnp.promote_types(dtype, jnp.float32)
 
 
 def _step(reach: Float[Array, 'g'], steps: int | float, kind: str) -> Float[Array, 'g']:

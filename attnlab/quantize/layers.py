@@ -16,6 +16,7 @@ from attnlab.errors import UserError
 from attnlab.mixers.mixer import Mixer
 from attnlab.models.layers import stacks
 from attnlab.models.weight_maps import replaced
+from attnlab.module import modules_of, places_of
 from attnlab.nn.parameter import Buffer, buffer
 from attnlab.nn.projections import Linear, check_plain
 from attnlab.quantize.formats import Affine, FixedFloating, Format, Rounding, Stored, Symmetric, rows_apart
@@ -41,7 +42,7 @@ class ShiftedLinear(Linear):
 
     def __init__(self, linear: Linear, shifts: Int8[Array, '*l d']):
         check_plain(linear)
-        self.axes, self.usual, self.weight, self.bias = linear.axes, linear.usual, linear.weight, linear.bias
+        self.share(linear)
         self.shifts = _buffer(shifts)
         weight = self.weight[...]
         self.weight[...] = weight * jnp.broadcast_to(_power(shifts)[..., None], weight.shape)
@@ -208,12 +209,7 @@ class Quantization:
 
 def linear_maps(model: Any) -> list[tuple[Any, str, Linear]]:
     """Where a model has linear maps: the module, its attribute, and the map, one that is shared as often as it is."""
-    return [
-        (module, name, value)
-        for _, module in list(nnx.iter_modules(model))
-        for name, value in list(vars(module).items())
-        if isinstance(value, Linear)
-    ]
+    return places_of(model, Linear)
 
 
 def has_few_bits(model: Any) -> bool:
@@ -260,7 +256,7 @@ def named_maps(model: Any) -> dict[str, Linear]:
 
 def _store_states(model: Any, how: Format | KIVI) -> None:
     """Replaces the mixers of blocks, in place."""
-    blocks = [module for _, module in list(nnx.iter_modules(model)) if isinstance(module, Block)]
+    blocks = modules_of(model, Block)
     if any(isinstance(block.mixer, StoredState | StoredCache) for block in blocks):
         raise UserError('this model is quantized; take the run that it was made from')
     changed = [(block, with_stored_state(block.mixer, how)) for block in blocks]

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
-from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float
 
 from attnlab.blocks.block import Block
 from attnlab.errors import UserError
+from attnlab.module import modules_of
 from attnlab.nn.parameter import Buffer, Drawn
 from attnlab.nn.projections import Linear
 from attnlab.quantize.formats import ELEMENTS
@@ -71,7 +71,7 @@ class Quartet:
     def __call__(self, model: Any) -> Any:
         """Replaces the maps in blocks of a model, in place. Raises `UserError` where there are none."""
         check_maps(model)
-        blocks = [module for _, module in list(nnx.iter_modules(model)) if isinstance(module, Block)]
+        blocks = modules_of(model, Block)
         made = [linear for block in blocks for linear in replace_maps(block, lambda _, linear: self._of(linear))]
         if not made:
             raise UserError('no block of this model has a linear map, so there is nothing to train in four bits')
@@ -96,7 +96,7 @@ class QuartetLinear(Linear):
     absorbs: ClassVar[bool] = False
 
     def __init__(self, linear: Linear, exponent: Exponent):
-        self.axes, self.usual, self.weight, self.bias = linear.axes, linear.usual, linear.weight, linear.bias
+        self.share(linear)
         self.exponent = exponent
         data = jax.random.key_data(jax.random.key(0))
         noise = jnp.broadcast_to(data, (*linear.weight.shape[:-2], *data.shape))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from attnlab.errors import UserError
 from attnlab.functional.dense import ScoreRows, softmax
 from attnlab.functional.straight_through import straight_through
 from attnlab.models.weight_maps import replaced
-from attnlab.module import Module
+from attnlab.module import Module, modules_of
 from attnlab.nn.parameter import buffer
 from attnlab.quantize.told import tell
 from attnlab.runs.loading import Loaded
@@ -80,7 +79,7 @@ class Correction:
         model = replaced(loaded.model(), functools.partial(_Told, bits=self.bits))
         tell(loaded.setup, model, _Lost, rows_of(loaded.setup, 'train', self.rows))
         made = changed.model()
-        for told, rounded in zip(_each(model, _Told), _each(made, QuantizedSoftmax), strict=True):
+        for told, rounded in zip(modules_of(model, _Told), modules_of(made, QuantizedSoftmax), strict=True):
             sums = np.asarray(told.lost[...], np.float64)
             lost, keys = sums[..., 0, :], sums[..., 1, :]
             rounded.correction[...] = jnp.asarray(lost / np.maximum(keys, 1), jnp.float32)
@@ -128,8 +127,3 @@ def _backward(bits: int, kept: tuple[Array, Array], derivative: Array) -> tuple[
 
 
 _told.defvjp(_forward, _backward)
-
-
-def _each(model: Any, kind: type) -> list[Any]:
-    """The modules of a kind, in order."""
-    return [module for _, module in nnx.iter_modules(model) if isinstance(module, kind)]

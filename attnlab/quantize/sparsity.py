@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 
 from attnlab.errors import UserError
 from attnlab.models.layers import stacks
+from attnlab.module import places_of
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.mlps import GatedMLP
 from attnlab.runs.loading import Loaded
@@ -53,12 +54,7 @@ def apart(model: Any) -> Any:
 
 def gated(model: Any) -> list[tuple[Any, str, GatedMLP]]:
     """Where a model has gated channel mixers: the module, its attribute, and the mixer."""
-    return [
-        (module, name, value)
-        for _, module in list(nnx.iter_modules(model))
-        for name, value in list(vars(module).items())
-        if isinstance(value, GatedMLP)
-    ]
+    return places_of(model, GatedMLP)
 
 
 def sparse(model: Any, thresholds: tuple[float, ...]) -> Any:

@@ -107,7 +107,7 @@ class RoundedLinear(Linear):
     """
 
     def __init__(self, linear: Linear, *, weights: Format | Learned | None, inputs: Rounding | None):
-        self.axes, self.usual, self.weight, self.bias = linear.axes, linear.usual, linear.weight, linear.bias
+        self.share(linear)
         self.how, self.input_format = weights, inputs
         self.log_code_step: Any = None
         if isinstance(weights, Learned):

@@ -101,8 +101,9 @@ def check_claim(workdir: pathlib.Path, config: ConfigDict) -> None:
     if path.exists():
         differing = differences(configs.load(path), config)
         if differing:
-            shown = '; '.join(differing[:8]) + ('; ...' if len(differing) > 8 else '')
-            raise UserError(f'{workdir} holds a run with another config ({shown}): choose another --workdir')
+            raise UserError(
+                f'{workdir} holds a run with another config ({listed(differing)}): choose another --workdir'
+            )
         return
     # Another process of this run may be writing it at this moment, or may have died while writing.
     if workdir.exists() and any(
@@ -188,6 +189,11 @@ def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
         for key in sorted(before.keys() | after.keys())
         if before.get(key, absent) != after.get(key, absent)
     ]
+
+
+def listed(differing: list[str]) -> str:
+    """The first eight of what differs, for a message."""
+    return '; '.join(differing[:8]) + ('; ...' if len(differing) > 8 else '')
 
 
 def record(workdir: pathlib.Path, facts: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from attnlab.models.multiscale import MultiscaleForecaster
 from attnlab.models.stack import Stack
 from attnlab.nn.adapters import LowRankChanges, linear_maps
 from attnlab.nn.positions import LearnedPlaces
-from attnlab.nn.windows import Covariates, InstanceNorm
+from attnlab.nn.series_windows import Covariates, InstanceNorm
 from attnlab.quantize.formats import Symmetric
 from attnlab.quantize.layers import Quantization
 from attnlab.testing.noise import noise, perturbed

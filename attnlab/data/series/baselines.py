@@ -12,7 +12,7 @@ from attnlab.data.series.columns import EVERY, Columns
 from attnlab.data.series.series import Series
 from attnlab.data.series.windows import Scaled, Windows, scaled
 from attnlab.errors import UserError
-from attnlab.nn.windows import InstanceNorm, LastValue, WindowNorm, level_and_scale
+from attnlab.nn.series_windows import InstanceNorm, LastValue, WindowNorm, level_and_scale
 
 FORECAST = 'forecast'
 """The entry of a row that holds what a baseline forecasts."""

@@ -13,8 +13,9 @@ from jaxtyping import Float, Int
 from attnlab.context import IN_MIXER, Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed, recomputed_method
-from attnlab.functional.recurrences import carried, no_segment, state_dtype
+from attnlab.functional.recurrences import carried, no_segment
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.decays import fading
 from attnlab.nn.gates import SlotGates
@@ -147,7 +148,7 @@ class GatedSlots(Mixer):
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> GatedSlotState:
         """Returns empty slots; their size does not depend on `length`."""
         shape = (batch, self.heads, self.slots, self.channels)
-        keys, values = (jnp.zeros(shape, state_dtype(dtype)) for _ in range(2))
+        keys, values = (jnp.zeros(shape, wide_dtype(dtype)) for _ in range(2))
         return GatedSlotState(keys, values, no_segment(batch))
 
     def _log_decay(self, x: Sequence, ctx: Context) -> Float[Array, 'b t h n']:

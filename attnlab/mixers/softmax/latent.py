@@ -12,11 +12,12 @@ from jaxtyping import Float
 from attnlab.context import Context
 from attnlab.functional.attend import View, attend, look
 from attnlab.functional.cache import KeyValueCache
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Reach
 from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.module import Module
 from attnlab.nn.decoupled import DecoupledRope, EliteRope, SharedKey
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.projections import Linear
 from attnlab.typing import Heads, Queries, Segments, Sequence
@@ -104,7 +105,7 @@ class LatentAttention(Mixer):
         self, x: Sequence, ctx: Context, state: KeyValueCache | None = None
     ) -> tuple[Sequence, KeyValueCache | None]:
         batch, length, _ = x.shape
-        q = self.query(x).reshape(batch, length, self.heads, -1)
+        q = by_head(self.query(x), self.heads)
         q, rotated_q = jnp.split(q, [self.key_dim], axis=-1)
         rotated_q = self.position.rotate(rotated_q, ctx.positions, self.channels)
         key = self.key(x).reshape(batch, length, self.rotated_keys, self.rotated_dim)
@@ -133,7 +134,7 @@ class LatentAttention(Mixer):
         self, latent: Float[Array, 'b s r'], key: Float[Array, 'b s g _']
     ) -> tuple[Float[Array, 'b s h k'], Float[Array, 'b s h v']]:
         """What is made from latents, the rotated keys after those without position."""
-        k, v = jnp.split(self.up(latent).reshape(*latent.shape[:2], self.heads, -1), [self.key_dim], axis=-1)
+        k, v = jnp.split(by_head(self.up(latent), self.heads), [self.key_dim], axis=-1)
         return jnp.concatenate([k, jnp.repeat(key, self.heads // self.rotated_keys, axis=2)], axis=-1), v
 
     def _expanded(self, q: Queries, rotated_q: Float[Array, 'b t h _'], view: View) -> Heads:
@@ -161,7 +162,7 @@ class LatentAttention(Mixer):
     def _products(self, q: Float[Array, 'b t h k'], k: Float[Array, 'b s g k']) -> Float[Array, 'b h t s']:
         """The products of the rotated parts."""
         q = q.reshape(*q.shape[:2], self.rotated_keys, -1, q.shape[-1])
-        wide = jnp.promote_types(q.dtype, jnp.float32)
+        wide = wide_dtype(q.dtype)
         products = jnp.einsum('btgnk,bsgk->bgnts', q, k, preferred_element_type=wide)
         return products.reshape(q.shape[0], self.heads, q.shape[1], k.shape[1])
 

@@ -17,6 +17,7 @@ from attnlab.functional import cores
 from attnlab.functional.attend import View, attend, look
 from attnlab.functional.block_sparse import Blocks, Compressed, Located, attend_selected, document_firsts
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Reach
 from attnlab.functional.recurrences import no_segment
 from attnlab.functional.rotary import rotated_channels
@@ -282,7 +283,7 @@ class NativeSparseAttention(Mixer):
             _swapped(compressed.keys).astype(q.dtype),
             _swapped(compressed.values).astype(q.dtype),
             causal=False,
-            bias=jnp.where(seen, jnp.zeros((), jnp.promote_types(q.dtype, jnp.float32)), -jnp.inf),
+            bias=jnp.where(seen, jnp.zeros((), wide_dtype(q.dtype)), -jnp.inf),
             implementation=self.implementation,
         )
 

@@ -8,6 +8,7 @@ from jax import Array
 from jaxtyping import Float
 
 from attnlab.errors import UserError
+from attnlab.functional.precision import wide_dtype
 from attnlab.models.heads.head import Head, wide
 from attnlab.nn.projections import Linear
 from attnlab.typing import DropoutKey
@@ -147,6 +148,6 @@ class ImplicitQuantiles(Head):
 
     def _even(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b n']:
         middles = (2 * np.arange(self.levels) + 1) / (2 * self.levels)
-        dtype = jnp.promote_types(hidden.dtype, jnp.float32)
+        dtype = wide_dtype(hidden.dtype)
         shape = (*hidden.shape[:-1], self.levels)
         return jnp.broadcast_to(jnp.asarray(middles, dtype).reshape((1,) * (hidden.ndim - 1) + (-1,)), shape)

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int, Shaped
 from attnlab.functional import sampling
 from attnlab.functional.indices import check_indices
 from attnlab.functional.lookup import lookup
+from attnlab.functional.precision import wide_dtype
 from attnlab.module import Module
 from attnlab.nn.parameter import param
 from attnlab.typing import DropoutKey
@@ -93,13 +94,13 @@ def with_penalty(losses: Float[Array, '*b'], penalty: Float[Array, ''] | None) -
 
 def wide(x: Float[Array, '*b']) -> Float[Array, '*b']:
     """`x` in float32, or as it is if it is wider."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return x.astype(wide_dtype(x.dtype))
 
 
 def linear_logits(hidden: Float[Array, '*b d'], weight: Float[Array, 'o d']) -> Float[Array, '*b o']:
     """`hidden W^T`, multiplied in the type of `hidden`, accumulated and returned in float32 or better."""
     weight = weight.astype(hidden.dtype)
-    accumulator = jnp.promote_types(hidden.dtype, jnp.float32)
+    accumulator = wide_dtype(hidden.dtype)
     return jnp.einsum('... d, o d -> ... o', hidden, weight, preferred_element_type=accumulator)
 
 

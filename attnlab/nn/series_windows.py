@@ -125,7 +125,7 @@ def level_and_scale(norm: WindowNorm | None, window: Any) -> tuple[Any, Any]:
 
 @checked_fields
 @dataclasses.dataclass(frozen=True)
-class MovingAverage:
+class Trend:
     """Divides a window into a trend, its mean over `width` steps, and the rest; beyond the ends the end is repeated.
 
     Zeng et al. 2023, https://arxiv.org/abs/2205.13504 (DLinear). Raises `UserError` for an even width.
@@ -135,7 +135,7 @@ class MovingAverage:
 
     def __post_init__(self) -> None:
         if self.width < 1 or self.width % 2 == 0:
-            raise UserError(f'width of MovingAverage is {self.width}; it must be odd and at least 1')
+            raise UserError(f'width of Trend is {self.width}; it must be odd and at least 1')
 
     def divide(self, window: Window) -> tuple[Window, Window]:
         """The rest, and the trend; they add up to the window."""
