@@ -494,7 +494,7 @@ def _chained(
     _, left = run()
     begins, ends = _edges(segments, left.shape[0], reverse=reverse)
     total = jnp.where(_over(ends | begins, total), 0, total)
-    totals, lefts = map(_gathered, (jnp.broadcast_to(total, (left.shape[0], *total.shape[1:])), left))
+    totals, lefts = map(_of_every_device, (jnp.broadcast_to(total, (left.shape[0], *total.shape[1:])), left))
     first = jnp.zeros_like(left) if state is None else state.astype(left.dtype)
 
     def add(before: Array, stretch: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -506,7 +506,7 @@ def _chained(
     return outputs, last
 
 
-def _gathered(array: Array) -> Array:
+def _of_every_device(array: Array) -> Array:
     """The arrays of all devices, one after the other; complex ones in parts, as TPUs add up no complex gradients."""
     gather = functools.partial(jax.lax.all_gather, axis_name=SEQUENCE)
     return jax.lax.complex(gather(array.real), gather(array.imag)) if jnp.iscomplexobj(array) else gather(array)
