@@ -33,7 +33,8 @@ test-oldest: $(OLDEST)/installed $(OLDEST)/libtpu/complete  ## run the tests on 
 
 compile-gpu: $(VENV)/installed $(VENV)/cuda/complete  ## compile kernels and steps for an H100; needs none (and 0.7 GB for the compiler)
 	@$(BIN)/python -m pytest -n 0 -m '' tests/kernels/test_compile_gpu.py tests/compile/test_steps.py \
-		tests/compile/test_programs.py::test_steps_are_compiled_for_four_gpus tests/runs/test_plan.py $(ARGS)
+		tests/compile/test_programs.py::test_steps_are_compiled_for_four_gpus tests/runs/test_plan.py \
+		tests/scripts/test_spills.py $(ARGS)
 
 lint: $(VENV)/installed  ## check format, style and types
 	$(BIN)/ruff format --check .

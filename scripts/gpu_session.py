@@ -7,7 +7,8 @@
     python scripts/gpu_session.py record out*/session.jsonl --to=docs/kernels/h200.json --without='bench/softmax/*'
     python scripts/gpu_session.py table out*/session.jsonl
 
-`prepare` writes the float64 expectations, the list of cases and the list of wheels. `run` writes one line of JSON per
+`prepare` writes the float64 expectations, the list of cases, without tiles that the compiler for an absent H100 says
+spill far more than the rules', and the list of wheels. `run` writes one line of JSON per
 case; its status is 0 if all cases passed, 1 if one did not, and 3 if the device stopped responding. `table` writes the
 tiles that were faster than the rules' into `pallas_kernels/tuned`.
 """
@@ -32,6 +33,11 @@ def main(arguments: list[str] | None = None) -> int:
     one.add_argument('--to', type=pathlib.Path, required=True, help='the folder; existing files are kept')
     one.add_argument('--stages', default=','.join(STAGES), help='which, separated by commas')
     one.add_argument('--small', action='store_true', help='few tiny cases, for a rehearsal on a CPU')
+    one.add_argument(
+        '--all_tiles',
+        action='store_true',
+        help='of `tune` every candidate: none is compiled for an absent H100, nor dropped because it spills registers',
+    )
     one = commands.add_parser('run', help='run the cases')
     one.add_argument('--from', dest='folder', type=pathlib.Path, required=True, help='what `prepare` wrote')
     one.add_argument('--out', type=pathlib.Path, required=True, help='the folder of session.jsonl and session.log')
@@ -72,7 +78,9 @@ def main(arguments: list[str] | None = None) -> int:
     one.add_argument('--results', type=int, required=True, help='the file descriptor for results')
     options = parser.parse_args(arguments)
     if options.command == 'prepare':
-        return preparation.prepare(options.to, _stages(parser, options.stages), small=options.small)
+        return preparation.prepare(
+            options.to, _stages(parser, options.stages), small=options.small, all_tiles=options.all_tiles
+        )
     if options.command == 'run':
         stages = _stages(parser, options.stages) if options.stages else None
         return parent.run(

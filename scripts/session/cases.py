@@ -70,6 +70,7 @@ class Case:
       implementation: the named form; `None`: the default.
       rival: the package that it is timed against.
       tile: that is tried, as tables of `pallas_kernels.tuning` have it.
+      reason: why `prepare` dropped it; '': it is run.
     """
 
     id: str
@@ -82,9 +83,12 @@ class Case:
     implementation: str | None = None
     rival: str | None = None
     tile: dict[str, Any] | None = None
+    reason: str = ''
 
 
 FILE = 'cases.json'
+DROPPED = 'dropped.json'
+"""Cases that are not run, with the reason of each, of which `run` writes a line that they were skipped."""
 
 SMOKE = Case('check/smoke', 'check', 30)
 """A matrix product in its own process, to see whether the device responds."""

@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 from scripts.session import cases as session_cases
@@ -133,6 +133,26 @@ def versions() -> dict[str, str]:
     return found
 
 
+def answer(worker: Worker, case: Case, patience: float, waiting: Callable[[], bool] = lambda: True) -> lines.Line:
+    """The line of a case that a fresh process runs, or what became of it while `waiting`; the process is killed."""
+    worker.assign(case, patience)
+    answered: lines.Line | None = None
+    ended = False
+    try:
+        while answered is None and not ended and time.monotonic() < worker.deadline and waiting():
+            time.sleep(0.02)
+            found = worker.receive()
+            ended = found is None
+            for line in found or ():
+                if 'ready' in line:
+                    worker.begin(patience)
+                else:
+                    answered = line
+    finally:
+        status = worker.kill()
+    return answered or (_died(status) if ended else _late(worker, case, patience))
+
+
 class Runner:
     """Runs stages until they are done, time is up, or the device is dead."""
 
@@ -169,9 +189,12 @@ class Runner:
         print(f'{whole["status"]:8}{case.id}{reason}', flush=True)
 
     def stage(self, name: str, cases: Sequence[Case]) -> None:
-        """Runs the cases of one stage."""
-        stage, waiting = STAGES[name], collections.deque(cases)
-        slots = min(self.session.workers or stage.workers, stage.workers, len(cases), os.cpu_count() or 1)
+        """Runs the cases of one stage, and says of those that were dropped why."""
+        for case in cases:
+            if case.reason:
+                self.write(case, {'status': 'skipped'})
+        stage, waiting = STAGES[name], collections.deque(case for case in cases if not case.reason)
+        slots = min(self.session.workers or stage.workers, stage.workers, len(waiting), os.cpu_count() or 1)
         workers: list[Worker] = []
         with selectors.DefaultSelector() as selector:
             try:
@@ -204,7 +227,7 @@ class Runner:
         if found is None:
             status = self._remove(worker, workers, selector)
             if worker.case is not None:
-                self.write(worker.case, {'status': 'failed', 'reason': f'its process died: {_died(status)}'})
+                self.write(worker.case, _died(status))
                 self.check_device(workers)
             return
         for line in found:
@@ -222,10 +245,7 @@ class Runner:
     def _time_out(self, worker: Worker, workers: list[Worker], selector: Any) -> None:
         self._remove(worker, workers, selector)
         assert worker.case is not None
-        limit = worker.case.seconds if worker.ready else START
-        what = 'it took longer than' if worker.ready else 'its process did not start within'
-        line = {'status': 'timeout', 'reason': f'{what} {limit * self.session.patience:g} s'}
-        self.write(worker.case, line)
+        self.write(worker.case, _late(worker, worker.case, self.session.patience))
         self.check_device(workers)
 
     def _remove(self, worker: Worker, workers: list[Worker], selector: Any) -> int:
@@ -241,20 +261,9 @@ class Runner:
         start = time.monotonic()
         stage = STAGES['check']
         worker = Worker(self.session.folder, stage, self.log, START * self.session.patience)
-        worker.assign(SMOKE, self.session.patience)
-        answered = None
-        try:
-            while answered is None and time.monotonic() < worker.deadline and self.end_reason() is None:
-                time.sleep(0.02)
-                for line in worker.receive() or ([{'status': 'died'}] if worker.process.poll() is not None else []):
-                    if 'ready' in line:
-                        worker.begin(self.session.patience)
-                    else:
-                        answered = line['status']
-                        self.facts |= line.get('facts', {})
-        finally:
-            worker.kill()
-        self.dead = self.stopped is None and answered != 'ok'
+        line = answer(worker, SMOKE, self.session.patience, lambda: self.end_reason() is None)
+        self.facts |= line.get('facts', {})
+        self.dead = self.stopped is None and line['status'] != 'ok'
         for other in others:
             other.deadline += time.monotonic() - start
 
@@ -262,6 +271,8 @@ class Runner:
 def run(session: Session, stages: Sequence[str] | None, resume: Sequence[pathlib.Path]) -> int:
     """Runs the prepared cases of `stages`, in their order, except those that were ok in earlier sessions."""
     prepared = session_cases.read(session.folder / session_cases.FILE)
+    dropped = session.folder / session_cases.DROPPED
+    prepared += session_cases.read(dropped) if dropped.exists() else []
     before = lines.newest(resume)
     asked = chosen(prepared, session.only)
     left = [case for case in asked if before.get(case.id, {'status': ''})['status'] != 'ok']
@@ -304,5 +315,12 @@ def _ended_by_signals(runner: Runner) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _died(status: int) -> str:
-    return signal.Signals(-status).name if status < 0 else f'status {status}'
+def _died(status: int) -> lines.Line:
+    how = signal.Signals(-status).name if status < 0 else f'status {status}'
+    return {'status': 'failed', 'reason': f'its process died: {how}'}
+
+
+def _late(worker: Worker, case: Case, patience: float) -> lines.Line:
+    limit = case.seconds if worker.ready else START
+    what = 'it took longer than' if worker.ready else 'its process did not start within'
+    return {'status': 'timeout', 'reason': f'{what} {limit * patience:g} s'}

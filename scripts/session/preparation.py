@@ -18,8 +18,12 @@ PEERS = ('jax-linear-attention', 'tokamax', 'fla-core', 'flash-linear-attention'
 """Packages to compare with where they are installed; the first pins JAX to 0.11.2."""
 
 
-def prepare(folder: pathlib.Path, stages: list[str], *, small: bool) -> int:
-    """Writes the folder that `run` reads; existing expectations are kept."""
+def prepare(folder: pathlib.Path, stages: list[str], *, small: bool, all_tiles: bool = False) -> int:
+    """Writes the folder that `run` reads; existing expectations are kept.
+
+    Candidates of tiles are compiled for an H100 that is not there, unless kernels are interpreted (`small`) or
+    `all_tiles` are wanted: those that spill far more than the rule's tile are dropped.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     found = [case for stage in stages for case in cases_of(stage, small=small)]
     expected = importlib.import_module('scripts.session.expected')
@@ -27,6 +31,11 @@ def prepare(folder: pathlib.Path, stages: list[str], *, small: bool) -> int:
     expected.write(folder, list(compared.values()))
     (folder / 'wheels.txt').write_text(wheels((ROOT / 'requirements-oldest.lock').read_text()))
     (folder / 'commit').write_text(lines.commit(ROOT) + '\n')
+    tried = [] if small or all_tiles else [case for case in found if case.stage == 'tune']
+    dropped = importlib.import_module('scripts.session.spills').dropped(tried, folder)
+    names = {case.id for case in dropped}
+    found = [case for case in found if case.id not in names]
+    cases.write(folder / cases.DROPPED, dropped)
     cases.write(folder / cases.FILE, found)
     print(f'{len(found)} cases in {folder}; the wheels to bring along are listed in {folder / "wheels.txt"}')
     return 0

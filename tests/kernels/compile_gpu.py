@@ -7,8 +7,7 @@ For every core and call of `real()` one line of JSON on standard output: of ever
 shared memory, the lines of PTX that touch an accumulator too early, and constants in registers of factors; of the
 program the operations that XLA has beside the kernels and the bytes they read and write, the bytes of temporaries, and
 seconds of processor time. With `--large` it is the first call, grown to arrays of more than 2^32 numbers, and of every
-kernel the places where its offsets might have too few bits. JAX's plugin for CUDA and the assembler are found as by
-`attnlab train --topology=H100x1`: installed, or in `<environment>/cuda`, where `make compile-gpu` puts them.
+kernel the places where its offsets might have too few bits. The compiler is that of `scripts/assembled.py`.
 """
 
 import argparse
@@ -16,7 +15,6 @@ import collections
 import importlib
 import json
 import math
-import os
 import pathlib
 import re
 import shutil
@@ -29,10 +27,9 @@ from typing import Any
 import jax
 
 import pallas_kernels
-from attnlab.errors import UserError
-from attnlab.train import topologies
 from pallas_kernels import dispatch, target
 from pallas_kernels.cases import drawing
+from scripts import assembled
 
 APART = pathlib.Path(sys.prefix) / 'cuda'
 BYTES = {'pred': 1, 's8': 1, 'u8': 1, 'bf16': 2, 'f16': 2, 's16': 2, 'f32': 4, 's32': 4, 'u32': 4, 'f64': 8, 's64': 8}
@@ -162,31 +159,10 @@ def _bytes(kind: str, shape: str) -> int:
 def kernels(folder: pathlib.Path) -> list[dict[str, object]]:
     """What the assembler says of every kernel whose machine code was made in `folder`, and `early_uses`."""
     found: list[dict[str, object]] = []
-    for report in sorted(folder.glob('*.ptxas')):
-        text = report.read_text()
-        # The number at the end counts what was written, and so is another one for each of the two.
-        name = report.stem.rpartition('_')[0]
-        resources = '\n'.join(path.read_text() for path in folder.glob(f'{name}_*.resources.txt'))
-        found.append(
-            {
-                'kernel': name,
-                'registers': max(map(int, re.findall(r'Used (\d+) registers', text))),
-                'spilled': sum(map(int, re.findall(r'(\d+) bytes spill', text))),
-                'shared': max(map(int, re.findall(r'smem_scratch_bytes=(\d+)', resources)), default=None),
-                'early': early_uses(report.with_suffix('.ptx').read_text()),
-                'constants': constant_factors(report.with_suffix('.ptx').read_text()),
-            }
-        )
+    for report in assembled.reports(folder):
+        ptx = report.with_suffix('.ptx').read_text()
+        found.append({**assembled.resources(report), 'early': early_uses(ptx), 'constants': constant_factors(ptx)})
     return found
-
-
-def absent_h100() -> jax.Device:
-    """Returns an H100 that programs can be compiled for. Raises `UserError` without JAX's plugin for CUDA."""
-    jax.config.update('jax_platforms', 'cpu')
-    topology = topologies.find('H100x1')
-    if not topology.compiles:
-        raise UserError(f'there is no compiler for an H100: {topology.lacks}')
-    return topology.devices[0]
 
 
 def compile_calls(core: str, here: jax.sharding.Sharding, folder: pathlib.Path, *, first: bool) -> None:
@@ -256,8 +232,7 @@ def _compile(function, call, here, *, gradients):
         return outputs, pull(cotangents)
 
     given = (call.arrays, jax.eval_shape(forward, call.arrays, constant)) if gradients else (call.arrays,)
-    compiled = jax.jit(both if gradients else forward, in_shardings=here, out_shardings=here)
-    return compiled.trace(*given, constant).lower(lowering_platforms=('cuda',)).compile()
+    return assembled.compiled(both if gradients else forward, here, *given, constant)
 
 
 if __name__ == '__main__':
@@ -268,10 +243,8 @@ if __name__ == '__main__':
     options = parser.parse_args()
     dumps = pathlib.Path(tempfile.mkdtemp()) / 'dumps'
     dumps.mkdir()
-    dumped = ('MLIR_PASSES',) if options.large else ('PTX', 'PTXAS', 'RESOURCES')
-    os.environ |= {f'MOSAIC_GPU_DUMP_{what}': '1' for what in dumped}
-    os.environ['MOSAIC_GPU_DUMP_TO'] = str(dumps)
-    here = jax.sharding.SingleDeviceSharding(absent_h100())
+    assembled.dump(dumps, *(('MLIR_PASSES',) if options.large else ('PTX', 'PTXAS', 'RESOURCES')))
+    here = assembled.absent_h100()
     for core in options.cores:
         try:
             if options.large:

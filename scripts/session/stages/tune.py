@@ -6,7 +6,7 @@ Results of the two must agree. `table` makes the table of the device from the re
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -64,15 +64,20 @@ def case(core: str, place: int, k: int, asked: tuning.Asked, number: int, tile: 
 
 def asked_by(core: str, place: int, k: int, here: Target) -> list[tuning.Asked]:
     """The tiles that a call asks for, forward and backward, found by tracing it for a device."""
+    with target.compiling_for(here), tuning.recording() as found:
+        jax.eval_shape(program(core, place, k, here))
+    return list(dict.fromkeys(found))
 
-    def program() -> Any:
+
+def program(core: str, place: int, k: int, here: Target) -> Callable[[], Any]:
+    """Both passes of a call, with its arrays drawn inside, so that tracing and compiling it make none."""
+
+    def drawn_and_graded() -> Any:
         problem = _problem(core, place, k, here)
         ours = problem.contenders[problems.OURS]
         return measure.graded(ours)(problem.arrays, measure.cotangents(ours, problem.arrays))
 
-    with target.compiling_for(here), tuning.recording() as found:
-        jax.eval_shape(program)
-    return list(dict.fromkeys(found))
+    return drawn_and_graded
 
 
 def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
