@@ -2,10 +2,12 @@
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from attnlab.testing.cores import Core, Numbers, cotangent, double, evaluate, pa
 from attnlab.testing.tolerances import assert_close
 from pallas_kernels import dispatch, target
 from pallas_kernels.cases.drawing import Call
+from pallas_kernels.mosaic_gpu import products_sm90
 
 NAMED = {'test_xla_is_the_reference': 5, 'test_reference_is_the_definition': 2}
 """Of the cases these tests go through, so many of `KERNEL` are run every time, the others nightly.
@@ -166,6 +169,26 @@ def _parts(array: jax.Array) -> tuple[jax.Array, ...]:
 
 def _whole(parts: tuple[jax.Array, ...]) -> jax.Array:
     return parts[0] if len(parts) == 1 else jax.lax.complex(*parts)
+
+
+@pytest.fixture
+def watched_for_races(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpreted GPU kernels fail where copies and products race.
+
+    A product with a factor in registers, which the interpreter lacks, is done by ordinary loads: a commit after it
+    stands in for what orders it, and hides one that is missing before. Products of two tiles order no loads.
+    """
+    multiply = products_sm90._multiply_interpreted
+
+    def committed(left: Any, right: Any, onto: jax.Array | None) -> jax.Array:
+        product = multiply(left, right, onto)
+        if isinstance(left, jax.Array):
+            plgpu.commit_smem()
+        return product
+
+    watched = functools.partial(plgpu.InterpretGPUParams, detect_races=True)
+    monkeypatch.setattr(products_sm90, '_multiply_interpreted', committed)
+    monkeypatch.setattr(plgpu, 'InterpretGPUParams', watched)
 
 
 @pytest.fixture(scope='session')

@@ -4,13 +4,11 @@ import dataclasses
 import functools
 
 import jax
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import pytest
 
 from pallas_kernels import delta_rule, dispatch, target, tiling
 from pallas_kernels.cases import delta_rule as cases
-from pallas_kernels.mosaic_gpu import products_sm90
 from tests.kernels import matrix_state
 
 TILES = cases.Case(
@@ -34,6 +32,9 @@ QUICK = [('tiles', jnp.bfloat16), ('threes and twos of six', jnp.bfloat16)]
 def tiles(monkeypatch):
     monkeypatch.setitem(cases.CASES, 'tiles', TILES)
     monkeypatch.setitem(cases.CASES, 'vector in tiles', dataclasses.replace(TILES, decay='b t h k'))
+    monkeypatch.setitem(
+        cases.CASES, 'tiles that copies refill', dataclasses.replace(TILES, t=330, v=200, documents=None)
+    )
 
 
 def check(comparison, name, dtype):
@@ -52,19 +53,9 @@ def test_interpreted_is_the_reference(name, dtype, comparison):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['tiles', 'vector in tiles'])
-def test_copies_and_products_do_not_race(name, comparison, monkeypatch):
-    watched = functools.partial(plgpu.InterpretGPUParams, detect_races=True)
-    monkeypatch.setattr(plgpu, 'InterpretGPUParams', watched)
-    # Stands in for products with a factor in registers, which the interpreter lacks: they read as any load does.
-    multiply = products_sm90._multiply_interpreted
-
-    def committed(*factors):
-        product = multiply(*factors)
-        plgpu.commit_smem()
-        return product
-
-    monkeypatch.setattr(products_sm90, '_multiply_interpreted', committed)
+@pytest.mark.usefixtures('watched_for_races')
+@pytest.mark.parametrize('name', ['tiles', 'vector in tiles', 'tiles that copies refill'])
+def test_copies_and_products_do_not_race(name, comparison):
     check(comparison, name, jnp.bfloat16)
 
 

@@ -309,6 +309,16 @@ def test_nothing_passes_between_documents_in_kernels_for_gpus(name):
     matrix_state.check_reach(linear_attention, cases.call(name, jnp.bfloat16), (32, 40), 'mosaic_gpu')
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures('watched_for_races')
+@pytest.mark.parametrize(('k', 'v'), [(8, 200), (136, 150)], ids=['together', 'apart'])
+def test_copies_and_products_do_not_race(k, v, comparison):
+    """Slots are refilled, by chunks and by channels; gradients of keys and values are in one kernel or in two."""
+    case = cases.Case(b=1, t=330, k=k, v=v, heads=(1, 1, 2), decay='b t h')
+    call = cases.draw('refilled', case, jnp.bfloat16)
+    matrix_state.check_kernel(comparison, linear_attention, 'mosaic_gpu', f'refilled, k={k}', call, case)
+
+
 @pytest.mark.parametrize('decay', [None, 'scalar', 'vector'])
 def test_no_steps_at_all(decay):
     matrix_state.check_no_steps(linear_attention, cases.call('no decay' if decay is None else decay))

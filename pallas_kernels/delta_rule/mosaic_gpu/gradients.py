@@ -21,6 +21,7 @@ from pallas_kernels.matrix_state.decays import COUNT, REACH, WRITE
 from pallas_kernels.matrix_state.mosaic_gpu.reads import BACKWARD, FORWARD, GRID, decays_between, times
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     NAMED_LAYOUTS,
+    SLOTS,
     TILE,
     TIME_FIRST,
     along,
@@ -98,6 +99,8 @@ def gradients(
         ) -> tuple[Any, ...]:
             dscores, derased, written, read, held = sums
             held = held + jnp.sum(load(state) * load(dstate), axis=1)
+            if v // TILE > SLOTS:
+                plgpu.commit_smem()
             found = accumulate(
                 here,
                 (dscores, [(value, given.transpose((1, 0)))]),

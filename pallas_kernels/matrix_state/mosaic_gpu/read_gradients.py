@@ -108,6 +108,8 @@ def gradients(
                     tiles_of = [pl.ds(start, TILE) for start in range(0, width, TILE)]
                     products = [jnp.sum(load(state.at[:, at]) * load(tiles[0].at[:, at]), axis=1) for at in tiles_of]
                     both.append(sum(products, *partial[2:3]))
+                    if turns > 1:
+                        plgpu.commit_smem()
                 onto = partial[:2] or (None, None)
                 factors = [(dz_tile, right.transpose((1, 0))) for right in (z_tile, state)]
                 found = accumulate(here, *((start, [pair]) for start, pair in zip(onto, factors, strict=True)))

@@ -1,6 +1,9 @@
 """Tiles of 64 x 64, of steps of a chunk and channels: the parts of the kernels for Hopper.
 
 A program is one warpgroup. Its tiles have the layouts that wgmma needs, in shared memory and in registers.
+
+Ordinary reads of a pipeline's slot must finish before a commit of the same step, after which a copy may refill it.
+Products that are waited for need none.
 """
 
 import dataclasses
@@ -15,6 +18,9 @@ from pallas_kernels.matrix_state.decays import COUNT
 
 TILE = 64
 """Steps of a chunk, and channels processed at once: the rows of one wgmma."""
+
+SLOTS = 2
+"""The tiles of every source of `along_channels` that shared memory holds; of more tiles, copies refill them."""
 
 # The kernels name the layouts of all registers; inferring them takes minutes for so many rows and columns.
 NAMED_LAYOUTS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
@@ -78,7 +84,7 @@ def along_channels(
         step,
         grid=(count,),
         in_specs=[plgpu.BlockSpec((TILE, TILE), index, transforms=swizzled(ref.dtype)) for ref, index in sources],
-        max_concurrent_steps=min(2, count),
+        max_concurrent_steps=min(SLOTS, count),
         init_carry=start,
     )(*(ref for ref, _ in sources))
 
