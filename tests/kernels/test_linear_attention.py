@@ -378,12 +378,16 @@ def test_errors(arguments, error, message):
     [
         (target.H100, 'scalar', jnp.float32, 'q, k and v have type float32, .* expected bfloat16 or float16'),
         (dataclasses.replace(target.H100, capability='8.0'), 'scalar', jnp.bfloat16, r'expected 9\.0'),
+        (target.H100, 'most keys', jnp.bfloat16, 'have 4097 channels; expected at most 4096 with decays of their own'),
         (target.TPU_V5E, 'huge', jnp.float32, 'a state has 1024 x 1024 numbers; expected at most 262144'),
     ],
 )
 def test_refusals(here, name, dtype, message):
-    case = cases.Case(b=1, t=2, k=1024, v=1024) if name == 'huge' else cases.CASES[name]
-    call = cases.draw(name, case, dtype)
+    sizes = {
+        'huge': cases.Case(b=1, t=2, k=1024, v=1024),
+        'most keys': cases.Case(b=1, t=2, k=4097, v=1, heads=(1, 1, 1), decay='b t h k'),
+    }
+    call = cases.draw(name, (cases.CASES | sizes)[name], dtype)
     implementation = 'mosaic_gpu' if here.platform == 'gpu' else 'mosaic_tpu'
     with target.compiling_for(here), pytest.raises(NotImplementedError, match=message):
         linear_attention(**call.arrays, implementation=implementation)

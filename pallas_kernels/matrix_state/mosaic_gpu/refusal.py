@@ -7,6 +7,9 @@ from pallas_kernels.matrix_state.mosaic_gpu.tiles import TILE
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.target import Target
 
+MOST = TILE**2
+"""The most key channels with decays of their own: of 64 each, the levels of a chunk are in a row of 64 numbers."""
+
 
 def refusal(
     here: Target,
@@ -25,6 +28,8 @@ def refusal(
             f'{given} have type {operands}, the state {state.dtype}; expected bfloat16 or float16, and float32: '
             'products of float32 would be rounded to the 10 bits of tf32'
         )
-    b, h, _, columns = state.shape
+    b, h, channels, columns = state.shape
+    if log_decay is not None and log_decay.shape[3] > 1 and channels > MOST:
+        return f'q and k have {channels} channels; expected at most {MOST} with decays of their own'
     grid = launch.grid_refusal(b=b, h=h, chunks=-(-q.shape[1] // TILE), columns=-(-columns // TILE))
     return grid or launch.capability_refusal(here)
