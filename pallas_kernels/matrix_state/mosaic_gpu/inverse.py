@@ -91,9 +91,7 @@ def _three_products(here: Target, left: Any, right: Any) -> jax.Array:
     return found
 
 
-def _gradients(
-    here: Target, first: Any, second: Any, third: Any, _: Any, found: jax.Array, dfound: jax.Array
-) -> jax.Array:
+def _gradients(here: Target, first: Any, second: Any, third: Any, found: jax.Array, dfound: jax.Array) -> jax.Array:
     put(first, dfound)
     put(second, found)
     put(third, _three_products(here, first, _transposed(second)))
@@ -118,9 +116,9 @@ def _call(here: Target, name: str, products: int, compute: Callable[..., jax.Arr
             for ref, tile in zip(taken, tiles, strict=True):
                 plgpu.copy_gmem_to_smem(ref, tile, arrived)
             plgpu.barrier_wait(arrived)
-            # The first number of all these matrices but the gradient's is a zero, or a one.
-            origin = taken[0][0, 0].astype(jnp.int32)
-            found = compute(here, *factors, origin, *(load(tile) for tile in tiles))
+            # The first number of a matrix that is zero on the diagonal.
+            origin = [taken[0][0, 0].astype(jnp.int32)] if compute is solved else []
+            found = compute(here, *factors, *origin, *(load(tile) for tile in tiles))
             # Every thread has read the numbers in whose place it writes.
             tiles[0][...] = found
             write(tiles[0], out)
