@@ -222,6 +222,13 @@ ATTENTION_STEPS = (128, 64, 32)
 """Columns of a step: fewer would have numbers of columns begin off the 128 bytes where copies to shared memory may."""
 
 
+ATTENTION_TILES = {'forward': 4, 'query_gradients': 6, 'key_gradients': 5}
+"""The 16-bit numbers of each score that a kernel of attention on Hopper holds in registers, vectors and bias apart."""
+
+ATTENTION_OTHER_REGISTERS = 24
+"""A thread's registers for all but sums and tiles of scores: indices, addresses, numbers of rows."""
+
+
 def attention_hopper(k: int, v: int, r: int, *, vectors: int, numbers: int, bias: bool) -> HopperAttentionTile | None:
     """The steps of attention with `k` and `v` channels, multiples of 64, and `r` query heads a group; `None`: too many.
 
@@ -233,10 +240,11 @@ def attention_hopper(k: int, v: int, r: int, *, vectors: int, numbers: int, bias
 
     memory = functools.partial(attention_hopper_memory, k=k, v=v, r=r, vectors=vectors, numbers=numbers, bias=bias)
 
-    def columns(kernel: str, sums: int, tiles: int, vectors: int) -> int | None:
-        """`sums` and `tiles` in registers: channels of sums over the columns, and 16-bit numbers of each score."""
+    def columns(kernel: str, sums: int, vectors: int) -> int | None:
+        """With so many channels of sums over the columns in registers, and vectors in tiles."""
+        tiles = ATTENTION_TILES[kernel] + vectors + 2 * bias
         for step in ATTENTION_STEPS:
-            registers = sums // 2 + (tiles + vectors + 2 * bias) * step // 4 + 24
+            registers = sums // 2 + tiles * step // 4 + ATTENTION_OTHER_REGISTERS
             if memory(kernel, step) <= SHARED_MEMORY and registers <= REGISTERS:
                 return step
         return None
@@ -245,12 +253,12 @@ def attention_hopper(k: int, v: int, r: int, *, vectors: int, numbers: int, bias
         """The fewest columns, whatever registers they spill."""
         return ATTENTION_STEPS[-1] if memory(kernel, ATTENTION_STEPS[-1]) <= SHARED_MEMORY else None
 
-    forward = columns('forward', v, 4, vectors) or least('forward')
-    query_gradients = columns('query_gradients', k, 6, vectors) or least('query_gradients')
-    both = columns('key_gradients', k + v, 5, vectors + numbers)
+    forward = columns('forward', v, vectors) or least('forward')
+    query_gradients = columns('query_gradients', k, vectors) or least('query_gradients')
+    both = columns('key_gradients', k + v, vectors + numbers)
     together = both is not None
     # Else two turns compute the scores twice.
-    alone = columns('key_gradients', max(k, v), 5, vectors + numbers)
+    alone = columns('key_gradients', max(k, v), vectors + numbers)
     key_gradients = both or alone or least('key_gradients')
     if max(k, v) > 256 or forward is None or query_gradients is None or key_gradients is None:
         return None

@@ -21,6 +21,7 @@ from pallas_kernels import tiling
 from pallas_kernels.cost import Cost
 from pallas_kernels.cross_entropy import vjp
 from pallas_kernels.mosaic_gpu import launch
+from pallas_kernels.mosaic_gpu.padding import to_multiples
 from pallas_kernels.mosaic_gpu.products_sm90 import arrived
 from pallas_kernels.target import Target
 
@@ -37,6 +38,9 @@ STRIP = 64
 """The classes of a finished tile that are processed at once; their gradients take 16 KiB."""
 
 STRIPS = range(0, CLASSES, STRIP)
+
+BAND = 16
+"""The tiles of tokens that blocks run through before they go on to other classes."""
 
 SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # type: ignore[abstract]
 """The layout of 16-bit matrices in shared memory: 64 numbers of a row together."""
@@ -90,7 +94,8 @@ def _statistics(
 ) -> vjp.Statistics:
     n, o = hidden.shape[0], embedding.shape[0]
     dtype = jnp.result_type(hidden, embedding)
-    hidden, embedding = _padded(hidden.astype(dtype), TOKENS, STEP), _padded(embedding.astype(dtype), CLASSES, STEP)
+    hidden = to_multiples(hidden.astype(dtype), (TOKENS, STEP))
+    embedding = to_multiples(embedding.astype(dtype), (CLASSES, STEP))
 
     def finish(place: Place, logits: jax.Array, labels: Any, result: Any, shared: Any) -> None:
         strips = []
@@ -119,7 +124,7 @@ def _statistics(
         hidden,
         embedding,
         jnp.zeros(1, jnp.int32),
-        (_padded(labels, TOKENS),),
+        (to_multiples(labels, (TOKENS,)),),
         name='cross_entropy_statistics',
         result=jax.ShapeDtypeStruct((3, embedding.shape[0] // CLASSES, hidden.shape[0]), jnp.float32),
         shared=plgpu.SMEM((2, 3, ROWS), jnp.float32),
@@ -135,8 +140,8 @@ def _gradients(
     dtype = jnp.result_type(hidden, embedding)
     known, unit = vjp.in_units(known, dtype)
     at_once = tiling.cross_entropy_hopper(n, o)
-    tokens = _padded(hidden.astype(dtype), TOKENS, STEP)
-    parts = _padded(embedding.astype(dtype), at_once, STEP).reshape(-1, at_once, tokens.shape[1])
+    tokens = to_multiples(hidden.astype(dtype), (TOKENS, STEP))
+    parts = to_multiples(embedding.astype(dtype), (at_once, STEP)).reshape(-1, at_once, tokens.shape[1])
 
     def finish(place: Place, logits: jax.Array, *refs: Any) -> None:
         *known_refs, result, shared = refs
@@ -152,15 +157,15 @@ def _gradients(
             plgpu.copy_smem_to_gmem(strip, result.at[place.tokens, pl.ds(place.tile * CLASSES + start, STRIP)])
             plgpu.wait_smem_to_gmem(0)
 
-    def part(dhidden: jax.Array, part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        embedding, first = part
+    def of_classes(dhidden: jax.Array, given: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        embedding, first = given
         dlogits = _over_tiles(
             here,
             finish,
             tokens,
             embedding,
             first,
-            tuple(_padded(array, TOKENS) for array in known),
+            tuple(to_multiples(array, (TOKENS,)) for array in known),
             name='cross_entropy_gradients',
             result=jax.ShapeDtypeStruct((tokens.shape[0], at_once), dtype),
             shared=plgpu.SMEM((2, ROWS, STRIP), dtype, transforms=SWIZZLED),
@@ -170,7 +175,7 @@ def _gradients(
         return dhidden, (unit * dembedding).astype(dtype)
 
     firsts = jnp.arange(0, parts.shape[0] * at_once, at_once, dtype=jnp.int32)[:, None]
-    dhidden, dembedding = jax.lax.scan(part, jnp.zeros(tokens.shape, jnp.float32), (parts, firsts))
+    dhidden, dembedding = jax.lax.scan(of_classes, jnp.zeros(tokens.shape, jnp.float32), (parts, firsts))
     dembedding = dembedding.reshape(-1, tokens.shape[1])[:o, :d]
     return (unit * dhidden[:n, :d]).astype(hidden.dtype), dembedding.astype(embedding.dtype)
 
@@ -194,7 +199,7 @@ def _over_tiles(
     def body(hidden: Any, embedding: Any, first: Any, *refs: Any) -> None:
         warpgroup = jax.lax.axis_index('warpgroup')
         # Blocks that run together share tiles of both factors, which are then in the cache.
-        i, j = plgpu.planar_snake(jax.lax.axis_index('tile'), tiles, 0, 16)
+        i, j = plgpu.planar_snake(jax.lax.axis_index('tile'), tiles, 0, BAND)
         mine = pl.ds(pl.multiple_of(warpgroup * ROWS, ROWS), ROWS)
 
         def around(loop: Callable[[Any], Any]) -> None:
@@ -218,7 +223,7 @@ def _over_tiles(
                 plgpu.BlockSpec((TOKENS, STEP), lambda k: (i, k), transforms=SWIZZLED),
                 plgpu.BlockSpec((CLASSES, STEP), lambda k: (j, k), transforms=SWIZZLED),
             ],
-            memory_registers=40,
+            memory_registers=launch.COPYING_REGISTERS,
             wg_axis='warpgroup',
             num_compute_wgs=2,
             max_concurrent_steps=STAGES,
@@ -236,12 +241,6 @@ def _over_tiles(
         grid_names=('tile',),
         scratch_types=(shared,),
     )(hidden, embedding, first, *vectors)
-
-
-def _padded(array: jax.Array, *multiples: int) -> jax.Array:
-    """Pads with zeros to a multiple of a number along each axis."""
-    pairs = zip(array.shape, multiples, strict=True)
-    return jnp.pad(array, [(0, -size % multiple) for size, multiple in pairs])
 
 
 def _across(numbers: jax.Array) -> jax.Array:

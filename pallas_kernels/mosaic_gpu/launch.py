@@ -17,6 +17,9 @@ TAKES_ESTIMATES = 'cost_estimate' in inspect.signature(plgpu.kernel).parameters
 WARPGROUP = 128
 """The threads of a warpgroup."""
 
+COPYING_REGISTERS = 40
+"""Those that a thread of a warpgroup which only copies keeps; what it gives back goes to those that compute."""
+
 MOST = 65535
 """The maximum number of blocks along the second and the third axis of CUDA grids; the first takes 2^31 - 1."""
 

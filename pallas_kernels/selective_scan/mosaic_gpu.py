@@ -35,10 +35,10 @@ import jax
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
-from jax.experimental.mosaic.gpu.fragmented_array import Tiling
 
 from pallas_kernels import cost, tiling, tuning
 from pallas_kernels.mosaic_gpu import launch
+from pallas_kernels.mosaic_gpu.padding import to_shape
 from pallas_kernels.mosaic_gpu.stream import ALIGNMENT, Tiles, stream
 from pallas_kernels.selective_scan import kernels, vjp
 from pallas_kernels.selective_scan.vjp import Operands, Outputs
@@ -73,20 +73,20 @@ Why stores need no barriers is said above.
 """
 
 STATE = plgpu.Layout.TILED(
-    Tiling(((1, PART, 1, 4, 4), (8, 1, 4, 4))), warp_dims=(-8,), lane_dims=(-4, -2), vector_dim=-1
+    plgpu.Tiling(((1, PART, 1, 4, 4), (8, 1, 4, 4))), warp_dims=(-8,), lane_dims=(-4, -2), vector_dim=-1
 )
 """States, `2 32 n/16 4 4`."""
 
 BY_CHANNEL = STATE.reduce((2, 3, 4))
 BY_NUMBER = STATE.reduce((0, 1))
 
-SUMS_OF_NUMBERS = plgpu.Layout.TILED(Tiling(((4, 1, PART, 4),)), warp_dims=(-4,), lane_dims=(-2,), vector_dim=-1)
+SUMS_OF_NUMBERS = plgpu.Layout.TILED(plgpu.Tiling(((4, 1, PART, 4),)), warp_dims=(-4,), lane_dims=(-2,), vector_dim=-1)
 """What the lanes of a state have summed at the steps of a segment, `steps 2 32 4`; its sums lie `BY_TIME`."""
 
 BY_TIME = SUMS_OF_NUMBERS.reduce(3)
 
 SUMS_OF_CHANNELS = plgpu.Layout.TILED(
-    Tiling(((8, 4, 1, 4, 4), (2, 4, 1, 4, 4))), warp_dims=(-10,), lane_dims=(-5, -4, -2), vector_dim=-1
+    plgpu.Tiling(((8, 4, 1, 4, 4), (2, 4, 1, 4, 4))), warp_dims=(-10,), lane_dims=(-5, -4, -2), vector_dim=-1
 )
 """What the threads of 32 channels have summed at the steps of a segment, `steps 32 n/16 4 4`."""
 
@@ -244,9 +244,9 @@ def _backward(
     call = _cut(here, operands, starts)
     operands, rows = call.operands, call.tile.rows
     (b, t, d), n, A = operands.x.shape, operands.A.shape[1], _in_blocks(operands.A)
-    dy = _padded(dy.astype(operands.x.dtype), (given.x.shape[0], call.tile.spans * t, d))
+    dy = to_shape(dy.astype(operands.x.dtype), (given.x.shape[0], call.tile.spans * t, d))
     dy = _split('dy', _in_spans(dy, call.tile.spans))
-    dfinal = _in_blocks(_padded(dfinal, operands.state.shape))
+    dfinal = _in_blocks(to_shape(dfinal, operands.state.shape))
     inputs = call.inputs('x', 'dt', 'B', 'C') | {'dy': dy}
     of_gradients = {name: array for name, array in inputs.items() if name not in ('x', 'B')}
     dfinal = _at_spans(here, call, of_gradients, A, dfinal, _step_of_gradient, reverse=True)
@@ -445,7 +445,7 @@ def _cut(here: Target, operands: Operands, starts: jax.Array | None) -> Call:
     b, t, _ = operands.x.shape
     cut = {name: _in_spans(getattr(operands, name), tile.spans) for name in ('x', 'dt', 'B', 'C')}
     if starts is not None:
-        starts = _padded(starts, (b, t)).reshape(b * tile.spans, -1)
+        starts = to_shape(starts, (b, t)).reshape(b * tile.spans, -1)
     return Call(operands._replace(**cut), starts, tile)
 
 
@@ -465,10 +465,6 @@ def _in_blocks(array: jax.Array) -> jax.Array:
     """`... d n` as `... blocks 2 32 n/16 4 4`."""
     *outer, d, n = array.shape
     return array.reshape(*outer, d // CHANNELS, PARTS, PART, n // NUMBERS, 4, 4)
-
-
-def _padded(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    return jnp.pad(array, [(0, whole - size) for size, whole in zip(array.shape, shape, strict=True)])
 
 
 def _sizes(operands: Operands) -> tuple[int, int, int, int, int, int]:

@@ -1,15 +1,14 @@
 """The form of `attention` for Hopper: interpreted on this machine, and lowered for a device that is not there."""
 
 import dataclasses
-import functools
 import itertools
 import types
 
 import jax
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src import lib
 
 from pallas_kernels import attention, dispatch, target, tiling
 from pallas_kernels.attention import maps
@@ -18,7 +17,6 @@ from pallas_kernels.attention.mosaic_gpu.sm90 import PAD, ROWS, Place, reach
 from pallas_kernels.attention.problem import Rule
 from pallas_kernels.cases import attention as cases
 from pallas_kernels.cases.drawing import Call
-from pallas_kernels.mosaic_gpu import products_sm90
 
 # Every interpreted case takes about five seconds, most of which compiles the interpreted kernels.
 QUICK = {
@@ -79,20 +77,11 @@ def test_two_runs_give_the_same_bits(comparison):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('watched_for_races')
 @pytest.mark.parametrize('turns_from', [0, output_sm90.TURNS_FROM])
 @pytest.mark.parametrize('name', ['tiles', 'everything'])
 def test_no_warpgroup_races_another(name, turns_from, comparison, monkeypatch):
     monkeypatch.setattr(output_sm90, 'TURNS_FROM', turns_from)
-
-    # Stands in for products with a factor in registers, which the interpreter lacks: they read as any load does.
-    def multiply(left, right, onto, multiply=products_sm90._multiply_interpreted):
-        product = multiply(left, right, onto)
-        plgpu.commit_smem()
-        return product
-
-    watched = functools.partial(plgpu.InterpretGPUParams, detect_races=True)
-    monkeypatch.setattr(products_sm90, '_multiply_interpreted', multiply)
-    monkeypatch.setattr(plgpu, 'InterpretGPUParams', watched)
     check(comparison, name, cases.call(name, jnp.bfloat16), 'watched')
 
 
@@ -300,11 +289,14 @@ def test_other_devices_and_assemblers_that_err_are_refused(monkeypatch):
 
 
 def test_the_assembler_is_that_of_the_runtime(monkeypatch):
-    """Whatever package or toolkit it came with."""
+    """Whatever package or toolkit it came with; no other is known where JAX keeps it elsewhere."""
     versions = types.SimpleNamespace(cuda_runtime_get_version=lambda: 12080)
-    monkeypatch.setattr(passes, 'cuda_versions', versions)
+    monkeypatch.setattr(lib, 'cuda_versions', versions)
     passes._runtime.cache_clear()
     try:
         assert passes._runtime() == 12080
+        monkeypatch.delattr(lib, 'cuda_versions')
+        passes._runtime.cache_clear()
+        assert passes._runtime() is None
     finally:
         passes._runtime.cache_clear()

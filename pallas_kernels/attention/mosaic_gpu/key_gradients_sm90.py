@@ -68,6 +68,7 @@ def key_gradients(
             if of_values:
                 sm90.give(dv.astype(dtype), values.at[warpgroup], results.v.at[batch, mine, group])
             if summed:
+                # The commit of dk, which sums are never without, is theirs too.
                 for member in range(r):
                     total = results.sums.at[batch, group * r + member, mine]
                     plgpu.copy_smem_to_gmem(totals.at[warpgroup, member], total)
@@ -119,11 +120,11 @@ def key_gradients(
                 transforms=call.swizzled(),
             )
 
-        here = {name: ref.at[batch if ref.shape[0] > 1 else 0] for name, ref in operands.queries.items()}
+        of_queries = {name: ref.at[batch if ref.shape[0] > 1 else 0] for name, ref in operands.queries.items()}
         given = jax.tree.map(lambda ref: ref.at[batch], given)
-        specs = (matrices(k), matrices(v), jax.tree.map(of_group, here), jax.tree.map(of_group, given))
+        specs = (matrices(k), matrices(v), jax.tree.map(of_group, of_queries), jax.tree.map(of_group, given))
         loop = sm90.over_columns(step, around, (r, steps.count), specs)
-        loop(operands.q.at[batch], doutput.at[batch], here, given)
+        loop(operands.q.at[batch], doutput.at[batch], of_queries, given)
 
     rows = (sm90.WARPGROUPS, ROWS)
     (gradients,) = sm90.kernel(

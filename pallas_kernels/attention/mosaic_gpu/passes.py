@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src.lib import cuda_versions
 
 from pallas_kernels import tiling, tuning
 from pallas_kernels.attention import vjp
@@ -24,6 +23,7 @@ from pallas_kernels.attention.mosaic_gpu.query_gradients_sm90 import QueryGradie
 from pallas_kernels.attention.mosaic_gpu.sm90 import PAD, Arrays, Call
 from pallas_kernels.attention.problem import Operands, Rule, join_heads, split_heads
 from pallas_kernels.mosaic_gpu import launch
+from pallas_kernels.mosaic_gpu.padding import to_multiples
 from pallas_kernels.target import Target
 
 UNBOUNDED = (Relu, SquaredRelu)
@@ -85,7 +85,11 @@ def _assembler_refusal(here: Target, rule: Rule) -> str | None:
 
 @functools.cache
 def _runtime() -> int | None:
-    """The version of the CUDA runtime and its assembler, 12080 for 12.8; `None` where there is none."""
+    """The version of the CUDA runtime and its assembler, 12080 for 12.8; `None` where JAX knows none."""
+    try:
+        from jax._src.lib import cuda_versions
+    except ImportError:
+        return None
     return None if cuda_versions is None else cuda_versions.cuda_runtime_get_version()
 
 
@@ -204,24 +208,19 @@ def _with_bias(arrays: Arrays, bias: jax.Array, t: int) -> Arrays:
         case 'keys':
             return arrays._replace(keys={**arrays.keys, 'bias': _vector(bias[..., 0, :])})
         case _:
-            return arrays._replace(bias=_padded(bias.reshape(b, g * r, *bias.shape[3:]), (1, 1, PAD, PAD)))
+            return arrays._replace(bias=to_multiples(bias.reshape(b, g * r, *bias.shape[3:]), (1, 1, PAD, PAD)))
 
 
 def _matrix(array: jax.Array) -> jax.Array:
     """An array `b t h k` in whole tiles."""
-    return _padded(array, (1, PAD, 1, CHANNELS))
+    return to_multiples(array, (1, PAD, 1, CHANNELS))
 
 
 def _vector(array: jax.Array, fill: int = 0) -> jax.Array:
     """An array `b g r t` as a vector `b h t` in whole tiles, padded with `fill`."""
     b, g, r, t = array.shape
     kind = jnp.float32 if jnp.issubdtype(array.dtype, jnp.floating) else jnp.int32
-    return _padded(array.reshape(b, g * r, t).astype(kind), (1, 1, PAD), fill)
-
-
-def _padded(array: jax.Array, multiples: tuple[int, ...], fill: int = 0) -> jax.Array:
-    widths = [(0, -size % multiple) for size, multiple in zip(array.shape, multiples, strict=True)]
-    return jnp.pad(array, widths, constant_values=fill)
+    return to_multiples(array.reshape(b, g * r, t).astype(kind), (1, 1, PAD), fill)
 
 
 def _rows(vector: jax.Array, operands: Operands) -> jax.Array:

@@ -33,8 +33,6 @@ PAD = ROWS * WARPGROUPS
 
 AXES = ('batch', 'head', 'turn', 'warpgroup')
 
-COPYING_REGISTERS = 40
-
 STAGES = 2
 """The number of steps whose operands are in shared memory at a time."""
 
@@ -140,9 +138,9 @@ class Call:
         if not self.skips:
             return _between(0, tiles)
         low, high = (0, tiles) if reach is None else reach
-        return self._keys(first, tiles, low, high) if self.axis == 0 else self._queries(first, tiles, low, high)
+        return self._keys(first, low, high) if self.axis == 0 else self._queries(first, tiles, low, high)
 
-    def _keys(self, first: Any, tiles: int, low: Any, high: Any) -> tuple[Any, Callable[[Any], Any]]:
+    def _keys(self, first: Any, low: Any, high: Any) -> tuple[Any, Callable[[Any], Any]]:
         last = self.position(first + PAD - 1)
         if self.rule.causal:
             high = jnp.clip(last // self.step + 1, 0, high)
@@ -383,8 +381,8 @@ class Steps(NamedTuple):
 def steps_of(call: Call, operands: Arrays, batch: Any, first: Any) -> Steps:
     """The steps of the rows from `first` on."""
     if operands.reach is None:
-        none = 'segments' not in operands.queries
-        return Steps(*call.steps(first), lambda tile: none)
+        no_documents = 'segments' not in operands.queries
+        return Steps(*call.steps(first), lambda tile: no_documents)
     low, high, alike_low, alike_high = (ends[batch, first // PAD] for ends in operands.reach)
     return Steps(*call.steps(first, (low, high)), lambda tile: (alike_low <= tile) & (tile < alike_high))
 
@@ -467,7 +465,7 @@ def over_columns(
         body,
         grid=grid,
         in_specs=specs,
-        memory_registers=COPYING_REGISTERS,
+        memory_registers=launch.COPYING_REGISTERS,
         wg_axis=AXES[3],
         num_compute_wgs=WARPGROUPS,
         max_concurrent_steps=STAGES,
