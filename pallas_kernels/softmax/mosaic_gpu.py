@@ -91,7 +91,7 @@ def _weights(rows: warps.TiledRows, x_ref: Any, *refs: Any) -> None:
         scores = rows.fresh(j, scores_of(j), -math.inf)
         before, total = statistics
         highest = jnp.maximum(before, jnp.max(scores, axis=1))
-        pivot = _pivot(highest)
+        pivot = vjp.pivot(highest)
         terms = jnp.exp(scores - rows.spread(pivot))
         return highest, total * jnp.exp(before - pivot) + jnp.sum(terms, axis=1)
 
@@ -101,7 +101,7 @@ def _weights(rows: warps.TiledRows, x_ref: Any, *refs: Any) -> None:
 
     scores_of = rows.held(read)
     highest, total = rows.each(add_up, (rows.constant(-math.inf), rows.constant(0)))
-    pivot, factor = _pivot(highest), 1 / jnp.where(highest == -math.inf, 1, total)
+    pivot, factor = vjp.pivot(highest), 1 / jnp.where(highest == -math.inf, 1, total)
     rows.each(write, None)
 
 
@@ -122,8 +122,3 @@ def _gradients(rows: warps.TiledRows, y_ref: Any, dy_ref: Any, dx_ref: Any) -> N
     arrays_of = rows.held(read)
     moment = rows.each(add_up, rows.constant(0))
     rows.each(write, None)
-
-
-def _pivot(highest: jax.Array) -> jax.Array:
-    """The number subtracted from the scores, finite also for rows of minus infinity."""
-    return jnp.where(highest == -math.inf, 0, highest)

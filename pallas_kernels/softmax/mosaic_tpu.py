@@ -88,13 +88,13 @@ def _weights(ragged: int, x_ref: Any, *refs: Any) -> None:
 
         before = highest[...]
         highest[...] = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
-        pivot = _pivot(highest[...])
+        pivot = vjp.pivot(highest[...])
         total[...] = total[...] * jnp.exp(before - pivot) + jnp.sum(jnp.exp(scores - pivot), axis=1, keepdims=True)
 
     @pl.when(pl.program_id(1) == 1)
     def write() -> None:
         whole = jnp.where(highest[...] == -math.inf, 1, total[...])
-        y_ref[...] = (jnp.exp(scores - _pivot(highest[...])) / whole).astype(y_ref.dtype)
+        y_ref[...] = (jnp.exp(scores - vjp.pivot(highest[...])) / whole).astype(y_ref.dtype)
 
 
 def _gradients(ragged: int, y_ref: Any, dy_ref: Any, dx_ref: Any, moment: Any) -> None:
@@ -120,8 +120,3 @@ def _inside(ragged: int, tile: jax.Array, otherwise: float) -> jax.Array:
     is_last = pl.program_id(2) == pl.num_programs(2) - 1
     column = jax.lax.broadcasted_iota(jnp.int32, tile.shape, 1)
     return jnp.where(column < jnp.where(is_last, ragged, tile.shape[1]), tile, otherwise)
-
-
-def _pivot(highest: jax.Array) -> jax.Array:
-    """The number subtracted from the scores, finite also for rows of minus infinity."""
-    return jnp.where(highest == -math.inf, 0, highest)

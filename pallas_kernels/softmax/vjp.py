@@ -1,8 +1,10 @@
-"""Parts shared by the implementations of `softmax`: its gradient, and the view of an array as rows."""
+"""Parts shared by the implementations of `softmax`: its gradient, its pivot, and the view of an array as rows."""
 
+import math
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 
 Forward = Callable[[jax.Array, jax.Array | None], jax.Array]
 """From x and the mask of selected entries, `*b o`, to the weights."""
@@ -31,6 +33,11 @@ def differentiable(forward: Forward, backward: Backward) -> Forward:
 
     softmax.defvjp(save, pull)
     return softmax
+
+
+def pivot(highest: jax.Array) -> jax.Array:
+    """The number subtracted from the scores of rows, finite also for rows of minus infinity."""
+    return jnp.where(highest == -math.inf, 0, highest)
 
 
 def on_rows(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:

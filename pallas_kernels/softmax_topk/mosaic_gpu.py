@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import cost, tiling
 from pallas_kernels.mosaic_gpu import launch
+from pallas_kernels.softmax.vjp import pivot
 from pallas_kernels.softmax.warps import TiledRows
 from pallas_kernels.softmax_topk import selection, vjp, xla
 from pallas_kernels.target import Target
@@ -36,7 +37,7 @@ def _sweep(here: Target, x: jax.Array, k: int) -> vjp.Largest:
     # Ordered by tile, then by position, equal scores are in order of their indices.
     best, where = xla.largest(scores[..., :k].reshape(n, -1), k)
     indices = jnp.take_along_axis(indices[..., :k].reshape(n, -1), where, axis=1)
-    total = jnp.sum(totals * jnp.exp(highest - selection.pivot(best[:, :1])), axis=1, keepdims=True)
+    total = jnp.sum(totals * jnp.exp(highest - pivot(best[:, :1])), axis=1, keepdims=True)
     # Rows with NaN have no order, but their indices must be valid.
     found = vjp.Largest(best, jnp.minimum(indices, o - 1), total)
     return vjp.Largest(*(array.reshape(*x.shape[:-1], -1) for array in found))
@@ -69,7 +70,7 @@ def _tile(o: int, k: int, rows: TiledRows, kept: TiledRows, x_ref: Any, scores_r
     counts = (columns < o) & (columns >= j * rows.tile.columns)
     x = jnp.where(counts, rows.read(x_ref, row, j).astype(jnp.float32), -math.inf)
     columns = jnp.where(counts, columns, selection.NOWHERE)
-    total = jnp.sum(jnp.exp(x - rows.spread(selection.pivot(jnp.max(x, axis=1)))), axis=1)
+    total = jnp.sum(jnp.exp(x - rows.spread(pivot(jnp.max(x, axis=1)))), axis=1)
     places = kept.columns(0)
     scores, indices = selection.largest(
         [(x, columns)],

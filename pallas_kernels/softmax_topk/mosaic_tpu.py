@@ -12,6 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import cost, tiling
 from pallas_kernels.mosaic_tpu import launch
+from pallas_kernels.softmax.vjp import pivot
 from pallas_kernels.softmax_topk import selection, vjp
 from pallas_kernels.target import Target
 
@@ -79,8 +80,8 @@ def _tile(o: int, k: int, x_ref: Any, scores_ref: Any, indices_ref: Any, total: 
         over_row=lambda reduce, array: reduce(array, axis=1, keepdims=True),
         along_row=lambda numbers, like: numbers,
     )
-    pivot = selection.pivot(scores[:, :1])
-    total[...] = total[...] * jnp.exp(before - pivot) + jnp.sum(jnp.exp(x - pivot), axis=1, keepdims=True)
+    highest = pivot(scores[:, :1])
+    total[...] = total[...] * jnp.exp(before - highest) + jnp.sum(jnp.exp(x - highest), axis=1, keepdims=True)
     is_last = j == pl.num_programs(1) - 1
     scores_ref[...] = jnp.where((places == k) & is_last, total[...], scores)
     indices_ref[...] = indices

@@ -78,8 +78,3 @@ def largest(
     before = (jnp.full_like(like, math.inf), jnp.full_like(like, -1, jnp.int32))
     _, _, scores, indices = jax.lax.fori_loop(0, k, find, (*before, *nothing))
     return scores, indices
-
-
-def pivot(highest: jax.Array) -> jax.Array:
-    """The number subtracted from scores, finite also for rows of minus infinity."""
-    return jnp.where(highest == -math.inf, 0.0, highest)
