@@ -31,7 +31,7 @@ def with_erase(here: Target) -> Callable[..., Outputs]:
 
 
 def _step(
-    here: Steps, runs: jax.Array | None, form: Form, solved: jax.Array | None
+    steps: Steps, runs: jax.Array | None, form: Form, solved: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    (beta,) = here.numbers
-    return step(Chunk(here.q, here.k, beta, here.log_decay, runs), here.v, here.state, form, solved)
+    (beta,) = steps.numbers
+    return step(Chunk(steps.q, steps.k, beta, steps.log_decay, runs), steps.v, steps.state, form, solved)

@@ -30,7 +30,7 @@ def _cost(vectors: int) -> Callable[..., cost.CallCost]:
 
 
 def _step(
-    here: Steps, runs: jax.Array | None, form: Form, solved: jax.Array | None
+    steps: Steps, runs: jax.Array | None, form: Form, solved: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    a, *others = here.vectors
-    return step(Chunk(here.q, a, (*others, here.k), here.log_decay, runs), here.v, here.state, form, solved)
+    a, *others = steps.vectors
+    return step(Chunk(steps.q, a, (*others, steps.k), steps.log_decay, runs), steps.v, steps.state, form, solved)

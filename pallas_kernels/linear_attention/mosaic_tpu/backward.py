@@ -11,7 +11,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels import cost
 from pallas_kernels.linear_attention.mosaic_tpu import scalar, vector
 from pallas_kernels.linear_attention.mosaic_tpu.chunk import Chunk, dot
-from pallas_kernels.linear_attention.mosaic_tpu.inputs import Inputs, chunk_at, fill, for_heads, inputs_of, plan_of
+from pallas_kernels.linear_attention.mosaic_tpu.inputs import Inputs, chunk_at, for_heads, inputs_of, plan_of
 from pallas_kernels.matrix_state.differentiation import Arrays, Outputs
 from pallas_kernels.matrix_state.mosaic_tpu.plan import IN_ORDER, Plan
 from pallas_kernels.mosaic_tpu import launch
@@ -21,7 +21,7 @@ from pallas_kernels.target import Target
 def backward(here: Target, arrays: Arrays, scale: float, kept: jax.Array, gradients: Outputs) -> Arrays:
     plan = plan_of(arrays)
     inputs = inputs_of(plan, arrays)
-    do, dfinal = fill(plan, gradients[0].astype(plan.dtype)), gradients[1].swapaxes(2, 3)
+    do, dfinal = plan.fill(gradients[0].astype(plan.dtype)), gradients[1].swapaxes(2, 3)
     b, h, v, k = dfinal.shape
 
     def gradient(like: jax.Array) -> jax.ShapeDtypeStruct:
@@ -125,7 +125,7 @@ def _body(
 
     def step(turn: jax.Array, _: None) -> None:
         place = plan.chunks - 1 - turn
-        at = pl.ds(place * plan.tile.steps, plan.tile.steps)
+        at = plan.steps_of(place)
         doutput = (scale * do[:, at].astype(jnp.float32)).astype(plan.dtype)
         found, carried[...] = pull(chunk_at(plan, inputs, place), doutput, states[place], carried[...])
         gradients.q[:, at] = found.q.astype(gradients.q.dtype)

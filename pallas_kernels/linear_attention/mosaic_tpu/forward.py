@@ -64,7 +64,7 @@ def _body(plan: Plan, scale: float, inputs: Inputs, state: Any, o: Any, final: A
         return (scale * (read + within)).astype(plan.dtype), after
 
     def step(place: jax.Array, _: None) -> None:
-        steps = pl.ds(place * plan.tile.steps, plan.tile.steps)
+        steps = plan.steps_of(place)
         o[:, steps], carried[...] = of_head(chunk_at(plan, inputs, place), carried[...])
 
     jax.lax.fori_loop(0, plan.chunks, step, None)

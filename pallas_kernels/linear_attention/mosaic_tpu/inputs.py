@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.experimental.pallas as pl
 import jax.numpy as jnp
 
 from pallas_kernels import tiling
@@ -40,24 +39,19 @@ def inputs_of(plan: Plan, arrays: Arrays) -> Inputs:
     decay = arrays.log_decay
     own = None
     if decay is not None and plan.is_vector:
-        own = fill(plan, jnp.maximum(decay, decays.LEAST_LOG_DECAY))
+        own = plan.fill(jnp.maximum(decay, decays.LEAST_LOG_DECAY))
     return Inputs(
-        q=fill(plan, arrays.q.astype(plan.dtype)),
-        k=fill(plan, arrays.k.astype(plan.dtype)),
-        v=fill(plan, arrays.v.astype(plan.dtype)),
+        q=plan.fill(arrays.q.astype(plan.dtype)),
+        k=plan.fill(arrays.k.astype(plan.dtype)),
+        v=plan.fill(arrays.v.astype(plan.dtype)),
         rows=decays.rows(None if plan.is_vector else decay, arrays.starts, plan.length, plan.tile.steps),
         log_decay=own,
     )
 
 
-def fill(plan: Plan, array: jax.Array) -> jax.Array:
-    """Pads time with steps that neither write nor decay."""
-    return jnp.pad(array, ((0, 0), (0, 0), (0, plan.length - array.shape[2]), (0, 0)))
-
-
 def chunk_at(plan: Plan, inputs: Inputs, place: Any) -> Chunk:
     """A chunk of every head of a program, heads first."""
-    steps = pl.ds(place * plan.tile.steps, plan.tile.steps)
+    steps = plan.steps_of(place)
     numbers = plan.of_heads(inputs.rows[:, place])
     columns = numbers.swapaxes(1, 2)
     return Chunk(

@@ -103,6 +103,14 @@ class Plan:
         """The part of an array that belongs to the heads of a program."""
         return pl.BlockSpec((None, self.together, *shape[2:]), lambda b, h, group: (b, h, *(0 for _ in shape[2:])))
 
+    def fill(self, array: jax.Array) -> jax.Array:
+        """Pads time with steps that neither write nor decay."""
+        return jnp.pad(array, ((0, 0), (0, 0), (0, self.length - array.shape[2]), (0, 0)))
+
+    def steps_of(self, place: Any) -> Any:
+        """The steps of a chunk of a group."""
+        return pl.ds(place * self.tile.steps, self.tile.steps)
+
     def of_heads(self, array: jax.Array) -> jax.Array:
         """The part of an array as every head of the program has it."""
         return jnp.broadcast_to(array, (self.together, *array.shape[1:]))

@@ -13,7 +13,7 @@ from pallas_kernels.cost import CallCost
 from pallas_kernels.matrix_state.differentiation import Arrays, Outputs, Passes
 from pallas_kernels.matrix_state.mosaic_tpu import solving
 from pallas_kernels.matrix_state.mosaic_tpu.plan import Plan, head_counts, operands
-from pallas_kernels.matrix_state.mosaic_tpu.solving import DECAY, OTHERS, RUN, fill
+from pallas_kernels.matrix_state.mosaic_tpu.solving import DECAY, OTHERS, RUN
 from pallas_kernels.matrix_state.products import EXACT, Form
 from pallas_kernels.target import Target
 
@@ -113,12 +113,12 @@ def _plan_of(arrays: Arrays) -> Plan:
 def _inputs_of(plan: Plan, arrays: Arrays) -> Inputs:
     decay = arrays.log_decay
     return Inputs(
-        q=fill(plan, arrays.q.astype(plan.dtype)),
-        k=fill(plan, arrays.k.astype(plan.dtype)),
-        v=fill(plan, arrays.v.astype(plan.dtype)),
-        vectors=tuple(fill(plan, vector.astype(plan.dtype)) for vector in arrays.vectors),
+        q=plan.fill(arrays.q.astype(plan.dtype)),
+        k=plan.fill(arrays.k.astype(plan.dtype)),
+        v=plan.fill(arrays.v.astype(plan.dtype)),
+        vectors=tuple(plan.fill(vector.astype(plan.dtype)) for vector in arrays.vectors),
         rows=solving.rows(plan, decay, arrays.starts, *arrays.numbers),
-        log_decay=None if decay is None or not plan.is_vector else fill(plan, decay),
+        log_decay=None if decay is None or not plan.is_vector else plan.fill(decay),
     )
 
 
@@ -136,7 +136,7 @@ def _core_of(rule: Rule, arrays: Arrays, scale: float) -> solving.Core:
 
 
 def _chunk_at(plan: Plan, decays: bool, numbers: int, inputs: Inputs, place: Any, state: jax.Array) -> Steps:
-    at = solving.steps_at(plan, place)
+    at = plan.steps_of(place)
     row = inputs.rows[:, place, DECAY : DECAY + 1] if decays else None
     # In float32, so that gradients are not rounded before they are summed.
     q, k, v, *vectors = (
@@ -166,7 +166,7 @@ def _step(
 
 
 def _put(plan: Plan, gradients: Inputs, place: Any, found: Steps) -> None:
-    at = solving.steps_at(plan, place)
+    at = plan.steps_of(place)
     refs, arrays = ((given.q, given.k, given.v, *given.vectors) for given in (gradients, found))
     for ref, array in zip(refs, arrays, strict=True):
         ref[:, at] = array.astype(ref.dtype)

@@ -60,12 +60,12 @@ def forward(
         if kept is not None:
             kept[:, 0] = carried[...]
 
-        def chunk(place: jax.Array, _: None) -> None:
-            here = core.chunk_at(inputs, place, carried[...])
-            read, carried[...] = core.step(inputs, place, here, None)[:2]
-            o[:, steps_at(plan, place)] = (core.scale * read).astype(plan.dtype)
+        def run(place: jax.Array, _: None) -> None:
+            chunk = core.chunk_at(inputs, place, carried[...])
+            read, carried[...] = core.step(inputs, place, chunk, None)[:2]
+            o[:, plan.steps_of(place)] = (core.scale * read).astype(plan.dtype)
 
-        jax.lax.fori_loop(0, plan.chunks, chunk, None)
+        jax.lax.fori_loop(0, plan.chunks, run, None)
 
         @pl.when(pl.program_id(2) == plan.groups - 1)
         def _() -> None:
@@ -96,7 +96,7 @@ def backward[Inputs](
     """The gradients of the inputs, of every head and in whole groups, and that of the state, all as in `forward`."""
     plan = core.plan
     b, h, v, k = dfinal.shape
-    do = fill(plan, do.astype(plan.dtype))
+    do = plan.fill(do.astype(plan.dtype))
 
     def gradient(like: jax.Array) -> jax.ShapeDtypeStruct:
         # Gradients that heads share are summed before they are rounded.
@@ -128,9 +128,9 @@ def backward[Inputs](
 
         def pull(turn: jax.Array, _: None) -> None:
             place = plan.chunks - 1 - turn
-            along = core.scale * do[:, steps_at(plan, place)].astype(jnp.float32), carried[...]
-            here = core.chunk_at(inputs, place, states[place])
-            found = jax.vjp(lambda here: core.step(inputs, place, here, inverses[place])[:2], here)[1](along)[0]
+            along = core.scale * do[:, plan.steps_of(place)].astype(jnp.float32), carried[...]
+            chunk = core.chunk_at(inputs, place, states[place])
+            found = jax.vjp(lambda chunk: core.step(inputs, place, chunk, inverses[place])[:2], chunk)[1](along)[0]
             core.put(gradients, place, found)
             carried[...] = found.state
 
@@ -198,16 +198,6 @@ def dlog_decay(
     if log_decay is None:
         return None
     return row_of_steps(plan, rows, DECAY)[..., None] if by_channel is None else by_channel[:, :, : plan.t]
-
-
-def fill(plan: Plan, array: jax.Array) -> jax.Array:
-    """Pads time with steps that neither write nor decay."""
-    return jnp.pad(array, ((0, 0), (0, 0), (0, plan.length - array.shape[2]), (0, 0)))
-
-
-def steps_at(plan: Plan, place: Any) -> Any:
-    """The steps of a chunk of a group."""
-    return pl.ds(place * plan.tile.steps, plan.tile.steps)
 
 
 def column(rows: Any, place: Any, row: int) -> jax.Array:
