@@ -57,7 +57,7 @@ class Sums(NamedTuple):
     held: jax.Array
 
 
-def gradients(
+def delta_key_gradients(
     here: Target,
     q: jax.Array,
     k: jax.Array,
@@ -145,7 +145,7 @@ def gradients(
             products = (jnp.sum(load(key) * part, axis=1) for part in (kept, within, across))
             for place, total in enumerate((written, *products, held)):
                 totals[place, :] = total
-            # The tile is free where it suits.
+            # `among` has been read; reuse it if the output has its type.
             dk = wide[0] if wide else among
             dk[...] = multiply(here, dscores.astype(dtype), query, found - by_others).astype(out_dtype)
             write(dk, TIME_FIRST.of_head(dk_ref, at, head).at[steps, channels])

@@ -16,13 +16,12 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.delta_rule.mosaic_gpu import chunks
-from pallas_kernels.delta_rule.mosaic_gpu.gradients import Sums
-from pallas_kernels.delta_rule.mosaic_gpu.gradients import gradients as key_gradients
+from pallas_kernels.delta_rule.mosaic_gpu.gradients import Sums, delta_key_gradients
 from pallas_kernels.matrix_state import decays
 from pallas_kernels.matrix_state.decays import FACTOR
 from pallas_kernels.matrix_state.differentiation import Arrays, Outputs
 from pallas_kernels.matrix_state.mosaic_gpu.inputs import Inputs, inputs_of
-from pallas_kernels.matrix_state.mosaic_gpu.read_gradients import gradients as query_gradients
+from pallas_kernels.matrix_state.mosaic_gpu.read_gradients import read_gradients
 from pallas_kernels.matrix_state.mosaic_gpu.reads import FORWARD, read
 from pallas_kernels.matrix_state.mosaic_gpu.sweep import Sweep, sweep
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import TIME_FIRST, fill
@@ -52,8 +51,8 @@ def backward(here: Target, arrays: Arrays, scale: float, kept: None, gradients: 
         here, given, _factor(inputs.rows), fill(gradients[1]), backward=True, layout=TIME_FIRST
     )
     missing = chunks.missing(here, solved.inverse, dvalues, v, beta, rounded(arrays.v))
-    dq, (reads,) = query_gradients(here, FORWARD, q, k, do, values, states, rows, scale)
-    dk, sums = key_gradients(
+    dq, (reads,) = read_gradients(here, FORWARD, q, k, do, values, states, rows, scale)
+    dk, sums = delta_key_gradients(
         here, q, k, do, values, missing.dmissing, states, dstates, beta, rows, rounded(arrays.k), scale
     )
     t, (key_size, value_size) = arrays.q.shape[1], arrays.state.shape[2:]

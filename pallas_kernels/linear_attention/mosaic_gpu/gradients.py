@@ -35,11 +35,11 @@ GRID = ('b', 'h', 'chunk')
 
 
 def serves(q: jax.Array, k: jax.Array) -> bool:
-    """Whether `gradients` does: few channels, and one head of queries for all that share a key, which is read once."""
+    """Whether the kernel does: few channels, and one head of queries for all that share a key, which is read once."""
     return k.shape[3] <= MOST and k.shape[TIME_FIRST.heads] % q.shape[TIME_FIRST.heads] == 0
 
 
-def gradients(
+def key_value_gradients(
     here: Target,
     q: jax.Array,
     k: jax.Array,
@@ -63,7 +63,7 @@ def gradients(
     members, width = h // groups, 2 * TILE if channels % (2 * TILE) == 0 else TILE
     turns = channels // width
     steps_of_all = members * turns
-    # Of a tile of dO, which nothing reads any more and no copy refills.
+    # dV may overwrite the tile of dO: nothing reads it afterwards, and no copy refills it.
     in_place = steps_of_all == 1 and dv_type == dtype
 
     def body(
@@ -119,7 +119,6 @@ def gradients(
                 out = do_tile if dv_tile is None else dv_tile
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 out[...] = dv.astype(dv_type)
-                # Ordinary reads of a slot must finish before the commit, after which copies may refill it.
                 plgpu.commit_smem()
                 part = pl.ds(turn * width, width)
                 plgpu.copy_smem_to_gmem(out, TIME_FIRST.of_head(dv_ref, at, head(member)).at[steps, part])

@@ -1,10 +1,11 @@
 """The Pallas form of `linear_attention` for Hopper GPUs.
 
 `sweep` runs over the chunks of a sequence in order and writes the state at each, backward, from the last chunk to the
-first, the gradients of these. The others then process all chunks at once: `read` what queries read of the states, and
-backward `read_gradients` the gradients of queries, and `gradients` those of keys and values together; where it does not
-serve `read` and `read_gradients` find these apart. Only the arguments are kept for the backward pass; the states, in
-the 16-bit type of products, `t / 64 * k * v` numbers a head, are recomputed.
+first, the gradients of these. The others then process all chunks at once. Forward, `read` computes what queries read of
+the states. Backward, `read_gradients` computes the gradients of queries, and `key_value_gradients` those of keys and
+values in one kernel. Where `gradients.serves` is false, `read_gradients` and `read` compute those of keys and of values
+separately. Only the arguments are kept for the backward pass; the states, in the 16-bit type of products, `t / 64 * k *
+v` numbers a head, are recomputed.
 
 With decays per key channel, all that depends on these is computed first, for all chunks at once (see
 `matrix_state.mosaic_gpu.channel_decays`): 16-bit numbers, `64 + 2 k` a step. The sweep and products remain.
@@ -25,14 +26,14 @@ import jax.experimental.pallas as pl
 import jax.numpy as jnp
 
 from pallas_kernels.linear_attention import vjp
-from pallas_kernels.linear_attention.mosaic_gpu import gradients as of_keys_and_values
+from pallas_kernels.linear_attention.mosaic_gpu.gradients import key_value_gradients, serves
 from pallas_kernels.linear_attention.mosaic_gpu.sweep import sweep
 from pallas_kernels.matrix_state import decays
 from pallas_kernels.matrix_state.differentiation import Arrays, Outputs, Passes, scaled
 from pallas_kernels.matrix_state.mosaic_gpu import channel_decays
 from pallas_kernels.matrix_state.mosaic_gpu.channel_decays import Steps, Weights
 from pallas_kernels.matrix_state.mosaic_gpu.inputs import inputs_of
-from pallas_kernels.matrix_state.mosaic_gpu.read_gradients import gradients as gradients_of
+from pallas_kernels.matrix_state.mosaic_gpu.read_gradients import read_gradients
 from pallas_kernels.matrix_state.mosaic_gpu.reads import BACKWARD, FORWARD, read, read_weighed
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import TILE, TIME_FIRST, fill
 from pallas_kernels.matrix_state.mosaic_gpu.weights import weights as weights_of
@@ -69,12 +70,12 @@ def _backward(here: Target, arrays: Arrays, scale: float, kept: None, gradients:
     states, _ = sweep(here, FORWARD, k, v, rows, state)
     dstates, dstate = sweep(here, BACKWARD, q, do, rows, dfinal, scale)
     dv_type, decaying = inputs.type_of_gradient(arrays.v), arrays.log_decay is not None
-    dq, reads = gradients_of(here, FORWARD, q, k, do, v, states, rows, scale, dstates if decaying else None)
-    if of_keys_and_values.serves(q, k):
-        dk, dv, writes = of_keys_and_values.gradients(here, q, k, v, do, dstates, rows, dv_type, scale)
+    dq, reads = read_gradients(here, FORWARD, q, k, do, v, states, rows, scale, dstates if decaying else None)
+    if serves(q, k):
+        dk, dv, writes = key_value_gradients(here, q, k, v, do, dstates, rows, dv_type, scale)
     else:
         dv = read(here, BACKWARD, k, q, do, dstates, rows, dv_type, TIME_FIRST, scale)
-        dk, (writes,) = gradients_of(here, BACKWARD, k, q, v, do, dstates, rows, scale)
+        dk, (writes,) = read_gradients(here, BACKWARD, k, q, v, do, dstates, rows, scale)
     dlog_decay = decays.gradients(rows, reads[0] + writes, jnp.sum(reads[1], axis=-1)) if decaying else None
     t, (key_size, value_size) = arrays.q.shape[1], arrays.state.shape[2:]
     return Arrays(

@@ -59,7 +59,7 @@ def sweep(
             def step(turn: Any, x_tile: Any, y_tile: Any, numbers: Any, state: jax.Array) -> jax.Array:
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 kept[...] = state.astype(dtype)
-                # Ordinary reads of a slot must finish before the commit, after which copies may refill it.
+                # All that is read of slots is read before the commit, see `tiles`.
                 factor = along(numbers, 0, 0) if by_channel else along(numbers.at[0], FACTOR, 0)
                 if not by_channel:
                     adds = along(numbers.at[0], direction.adds, 0)

@@ -30,7 +30,7 @@ from pallas_kernels.mosaic_gpu.products_sm90 import accumulate, multiply
 from pallas_kernels.target import Target
 
 
-def gradients(
+def read_gradients(
     here: Target,
     direction: Direction,
     x: jax.Array,
@@ -92,7 +92,6 @@ def gradients(
                 by_step = decay_gradients(numbers, direction, within, across)
                 for total, array in zip(totals, (by_step, *both), strict=True):
                     total[...] = array
-                # Ordinary reads of a slot must finish before the commit, after which copies may refill it.
                 plgpu.commit_smem()
                 for place, array in enumerate(totals):
                     plgpu.copy_smem_to_gmem(array, sums_ref.at[at, head(member), column, place, steps])
@@ -106,7 +105,10 @@ def gradients(
                 if held:
                     # A tile after the other, for fewer registers.
                     tiles_of = [pl.ds(start, TILE) for start in range(0, width, TILE)]
-                    products = [jnp.sum(load(state.at[:, at]) * load(tiles[0].at[:, at]), axis=1) for at in tiles_of]
+                    products = [
+                        jnp.sum(load(state.at[:, columns]) * load(tiles[0].at[:, columns]), axis=1)
+                        for columns in tiles_of
+                    ]
                     both.append(sum(products, *partial[2:3]))
                     if turns > 1:
                         plgpu.commit_smem()

@@ -50,9 +50,7 @@ class Steps(NamedTuple):
     log_decay: jax.Array | None
 
 
-def read_solved(
-    here: Target, documents: Documents, steps: Steps, solved: Solved, states: jax.Array, values: jax.Array
-) -> jax.Array:
+def read_solved(here: Target, solved: Solved, states: jax.Array, values: jax.Array) -> jax.Array:
     """What queries read, `b h t v`, through the weights in memory: of states and values, and of what else is written.
 
     `states`, `b h l k v`, are those before chunks, and `values`, `b h t v`, what steps write.
@@ -102,7 +100,7 @@ def _forward(here: Target, solve: Solve, arrays: Arrays, scale: float, keep: boo
     steps = steps._replace(q=scaled(scale, steps.q))
     solved = solve(here, documents, steps)
     states, values, final = solving.forward(here, solved, fill(arrays.state))
-    o = read_solved(here, documents, steps, solved, states, values)
+    o = read_solved(here, solved, states, values)
     t, (key_size, value_size) = arrays.q.shape[2], arrays.state.shape[2:]
     return (o[:, :, :t, :value_size], final[:, :, :key_size, :value_size]), None
 

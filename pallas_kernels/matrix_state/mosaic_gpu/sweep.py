@@ -87,7 +87,7 @@ def sweep(
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 for part in range(parts):
                     kept[part][...] = state[part].astype(dtype)
-                # Ordinary reads of a slot must finish before the commit, after which copies may refill it.
+                # All that is read of slots is read before the commit, see `tiles`.
                 sums = load(values)
                 held = [state[part] * along(factors.at[0], part, 0) for part in range(parts)]
                 plgpu.commit_smem()

@@ -107,8 +107,8 @@ def _find(here: Target, erases: bool, steps: Steps, among: DTypeLike | None, lay
                     read = keys.transpose((1, 0))
                     readers = [(load(tile) * to).astype(dtype) for tile in (q_tile, k_tile)[: 1 + erases]]
                     found = accumulate(here, *((None, [(reader, read)]) for reader in readers))
-                    step, other, here_too = iota(0, origin), iota(1), same_block(level, origin)
-                    masks = here_too & (step >= other), here_too & (step > other)
+                    reader, other, near = iota(0, origin), iota(1), same_block(level, origin)
+                    masks = near & (reader >= other), near & (reader > other)
                     return _added(scores, found, masks)
 
                 def halves(turn: Any, scores: Any) -> Any:
