@@ -2,7 +2,7 @@
 
     python -m pallas_kernels.bench                                   every core, a table for each call
     python -m pallas_kernels.bench --cores=delta_rule --json=cpu.json
-    python -m pallas_kernels.bench --page=docs/kernels.md docs/kernels/*.json   rewrite the tables of a page
+    python -m pallas_kernels.bench --page=docs/kernel_measurements.md docs/kernels/*.json   rewrite the tables of a page
 
 All contenders of a call take turns in one process. A ratio is a contender's time over that of the core as users call
 it: above one, ours is faster. The ceiling is what a large copy and a large matrix product reach on the same device.

@@ -1,4 +1,4 @@
-"""Puts what `compile_gpu.py` found into docs/kernels.md.
+"""Puts what `compile_gpu.py` found into docs/kernel_measurements.md.
 
 python tests/kernels/compile_gpu.py attention ... > found.jsonl
 python tests/kernels/gpu_table.py found.jsonl
@@ -10,7 +10,7 @@ import sys
 
 from pallas_kernels.bench.table import between
 
-DOCUMENT = pathlib.Path(__file__).parents[2] / 'docs' / 'kernels.md'
+DOCUMENT = pathlib.Path(__file__).parents[2] / 'docs' / 'kernel_measurements.md'
 MARKS = ('<!-- assembled: begin -->', '<!-- assembled: end -->')
 
 

@@ -1,4 +1,4 @@
-"""Puts the instructions of the kernels of every weight map, over those of the softmax, into docs/kernels.md.
+"""Puts the instructions of kernels of every weight map, over those of the softmax, into docs/kernel_measurements.md.
 
 python tests/kernels/compile_tpu.py --topologies=v5e:2x2 --calls=every_map --schedules attention > found.jsonl
 python tests/kernels/maps_table.py found.jsonl
@@ -11,7 +11,7 @@ from typing import Any
 
 from pallas_kernels.bench.table import between
 
-DOCUMENT = pathlib.Path(__file__).parents[2] / 'docs' / 'kernels.md'
+DOCUMENT = pathlib.Path(__file__).parents[2] / 'docs' / 'kernel_measurements.md'
 MARKS = ('<!-- maps: begin -->', '<!-- maps: end -->')
 KERNELS = ('attention_forward', 'attention_query_gradients', 'attention_key_gradients')
 
