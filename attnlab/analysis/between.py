@@ -382,7 +382,7 @@ def analyse_between(
     """
     workdir, first = question.workdir, question.loaded
     last = load_run(second, ema=first.ema)
-    question.check_layers('whose layers are not told apart')
+    question.check_layers('whose layers cannot be addressed one by one')
     check_alike(workdir, second)
     one, other = arrays_of(first), arrays_of(last)
     if {path: each.shape for path, each in one.items()} != {path: each.shape for path, each in other.items()}:

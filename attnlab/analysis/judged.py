@@ -137,7 +137,7 @@ def _classifier(workdir: pathlib.Path, other_data: bool) -> tuple[Loaded, Classi
     task = loaded.setup.task
     if not isinstance(task, Classification):
         raise UserError(
-            f'{workdir} was trained for {type(task).__name__}; what is analysed here is a classifier, one label a row'
+            f'--judge must name a classifier, with one label a row; {workdir} was trained for {type(task).__name__}'
         )
     return loaded, task
 

@@ -157,7 +157,7 @@ def _tables(found: Trace, heads: Mapping[tuple[int, int], float], asked: Asked, 
         rows.append(tuple(cells))
     caption = f'{title}: answers with {found.clean:.3f}, in passes of others {found.corrupted:.3f}; what comes back'
     if any(np.isnan(each).any() for each in found.maps.values()):
-        caption += '; nothing is to come back, for others answer as well'
+        caption += '; no recovery to measure: the other prompts give the answer as well'
     tables = [Table('trace', columns, rows, caption)]
     if heads:
         columns = [Column('layer', right=True), Column('head', right=True), Column('probability without', three, True)]

@@ -52,7 +52,7 @@ class Fork:
         start = f'from step {self.step} of {self.run}'
         if not differing:
             return start
-        return f'{start}, {" and ".join(differing)}: it is not what a run of this config from its start would be'
+        return f'{start}, {" and ".join(differing)}: the result differs from training this config from scratch'
 
     def describe(self) -> dict[str, Any]:
         """The fork as plain data, for run.json."""

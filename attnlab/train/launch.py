@@ -82,7 +82,7 @@ def train(
 
     Prints `opening` as soon as nothing refuses the run.
 
-    Raises `UserError` where the directory belongs to another config or process or holds a run that was made of others,
+    Raises `UserError` where the directory belongs to another config or process or holds a run derived from other runs,
     the data have changed, or steps to be traced were taken before.
     """
     _check_trainable(config, workdir, fork)
@@ -147,8 +147,8 @@ def _check_trainable(config: ConfigDict, workdir: pathlib.Path, fork: Fork | Non
     for folder in (workdir,) if fork is None else (workdir, fork.run):
         if made := [name for start in run.starts(folder)[-1:] for name, _ in run.makings(start)]:
             raise UserError(
-                f'{folder} holds a run that was made of others ({", ".join(made)}), which is not trained further; '
-                f'begin a new one with its parameters, as with run={folder} of configs/language.py'
+                f'{folder} holds a run derived from other runs ({", ".join(made)}), which cannot be trained further; '
+                f'start a new run from its parameters, for example with run={folder} of configs/language.py'
             )
 
 

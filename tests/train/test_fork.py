@@ -203,7 +203,7 @@ def test_a_fork_with_another_model_or_optimiser_is_refused_and_nothing_is_left(c
     for other, reason in (
         (('--config.model.stack.depth=2',), r'is float32 \(1, 16\) in .*, but float32 \(2, 16\) here'),
         (('--config.optimizer.ema=0.9',), 'has no array average'),
-        (lion, 'has an array opt_state.*nu.*, which has no place here'),
+        (lion, 'has an array opt_state.*nu.*, which this model does not have'),
     ):
         capsys.readouterr()
         assert main([*again, *other]) == 2
