@@ -149,7 +149,10 @@ def test_a_fork_whose_steps_were_others_says_by_which_keys(key, tmp_path):
             config_path.set_value(key, config, value)
     found = fork_of(tmp_path, config)
     assert said in found.other_updates and found.other_rows == ()
-    assert re.search(r'whose steps up to there were not those of this run \(.*what a run of this config', str(found))
+    assert re.search(
+        r'whose steps up to there were not those of this run \(.*the result differs from training this config',
+        str(found),
+    )
     assert found.describe()['other_updates'] == list(found.other_updates)
 
 

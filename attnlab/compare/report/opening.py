@@ -229,7 +229,7 @@ def figure(opening: Opening, links: str) -> str:
     values = [value for row in rows for value in row[2:5]]
     across = shown_lines(opening.baselines, values, _score_axis(opening))
     baselines = ' Dashed: what trivial predictors reach.' if across else ''
-    joined = ' A line joins what nothing beats in both.' if opening.cost and sum(row[5] for row in rows) > 1 else ''
+    joined = ' The line joins the Pareto-optimal entries.' if opening.cost and sum(row[5] for row in rows) > 1 else ''
     bars = ' Bars are intervals at 95 % (of two seeds, their range).' if any(row[3] != row[4] for row in rows) else ''
     lacking = f' {DAGGER} Some of its seeds failed; the mean is of the others.' if any(row[6] for row in rows) else ''
     caption = f'{html.escape(opening.metric)} on {html.escape(opening.task)}.{bars}{joined}{baselines}{lacking}'
@@ -318,7 +318,7 @@ def caption(opening: Opening) -> str:
         parts.append('of one seed, ± is the noise of the finite test set alone, which says nothing of other seeds')
     digits = shown_digits([entry.score for entry in opening.entries])
     if any('[' in entry.score.text(digits) for entry in opening.entries):
-        parts.append('square brackets are the ends of an interval that has the value not in its middle')
+        parts.append('square brackets are the ends of an interval that is not symmetric about the value')
     if 'one' in errors:
         parts.append('one value has no error')
     if 'survivors' in errors:
