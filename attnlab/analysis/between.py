@@ -100,8 +100,7 @@ def symmetries(model: Any) -> list[Symmetry]:
     Of every branch the channels that its last map reads: of an MLP its hidden units, of a mixer with heads these, of
     another (the inner channels of a state-space model) the channels with all that belongs to them; of a mixer with a
     diagonal state its coordinates (`state_symmetries`); and the channels of the stream. Whether a model stays what it
-    is has to be tried (`holds`). Raises `UserError` for maps of few bits, and
-    for layers that share parameters.
+    is has to be tried (`holds`). Raises `UserError` for maps of few bits, and for layers that share parameters.
     """
     stack = one_stack(model)
     stack.check_own()
