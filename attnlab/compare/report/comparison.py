@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from attnlab import config as configs
 from attnlab.compare.baselines import Baselines, trivial_scores
-from attnlab.compare.costs import matched_cost
+from attnlab.compare.costs import matched_cost, shown_size
 from attnlab.compare.equality import unmatched
 from attnlab.compare.intervals import area, best, expected_best, over_trials, top_quarter
 from attnlab.compare.measures import measure
@@ -421,11 +421,6 @@ def _spent(row: StudyResult) -> tuple[float | None, int | None]:
 
 
 COLUMNS = tuple(RANKS)
-
-
-def shown_size(size: float) -> str:
-    """A size by any measure: what is counted with every digit, what is timed with few."""
-    return f'{size:,.0f}' if size == int(size) else f'{size:,.6g}'
 
 
 def shown_interval(one: Measured) -> str:

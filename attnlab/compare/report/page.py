@@ -13,14 +13,14 @@ from rich.console import Console
 
 from attnlab import files
 from attnlab.compare.axes import Style, styles
-from attnlab.compare.costs import matched_cost
+from attnlab.compare.costs import OPENING, matched_cost
 from attnlab.compare.report import figures, tables
 from attnlab.compare.report import opening as openings
 from attnlab.compare.report.chart import WIDE
 from attnlab.compare.report.comparison import ranked_metric, scored, scored_metric
 from attnlab.compare.report.contents import Contents, Costs
 from attnlab.compare.report.figures import Plot, svg, swatch
-from attnlab.compare.report.opening import COST_TITLES, Opening, Scored
+from attnlab.compare.report.opening import Opening, Scored
 from attnlab.compare.report.style import SCRIPT, STYLE, themed
 from attnlab.compare.report.tables import link
 from attnlab.evals.measured import is_share
@@ -100,7 +100,7 @@ def opening_of(contents: Contents) -> Opening:
 
 def _shown(costs: Costs) -> dict[str, float | None]:
     """Those that the opening may show."""
-    return {name: cost for name, cost in dataclasses.asdict(costs).items() if name in COST_TITLES}
+    return {name: cost for name, cost in dataclasses.asdict(costs).items() if name in OPENING}
 
 
 def question(contents: Contents) -> str:
