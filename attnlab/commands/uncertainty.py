@@ -19,7 +19,7 @@ from attnlab.commands.arguments import (
 from attnlab.errors import UserError
 
 if TYPE_CHECKING:
-    from attnlab.analysis.uncertainty import Asked
+    from attnlab.analysis.uncertainty import UncertaintyRequest
 
 RISKS = ('missed', 'wrong')
 """The losses of `attnlab.analysis.risk`."""
@@ -102,11 +102,11 @@ def _flags() -> flags.FlagValues:
     return values
 
 
-def _asked(values: flags.FlagValues, second: pathlib.Path | None) -> 'Asked':
+def _asked(values: flags.FlagValues, second: pathlib.Path | None) -> 'UncertaintyRequest':
     """What the flags ask."""
-    from attnlab.analysis.uncertainty import Asked
+    from attnlab.analysis.uncertainty import UncertaintyRequest
 
-    return Asked(
+    return UncertaintyRequest(
         split=values.split,
         rows=values.rows,
         fitted_split=values.fitted_split,

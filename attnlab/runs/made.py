@@ -15,7 +15,7 @@ from attnlab.tables import Column, Table, digits
 from attnlab.train import run
 from attnlab.train.average import SUFFIX
 from attnlab.train.checkpoint import Checkpoints
-from attnlab.train.launch import measured
+from attnlab.train.launch import run_facts
 from attnlab.train.metrics_file import METRICS, append_line, read_lines
 from attnlab.train.setup import Setup
 from attnlab.train.state import TrainState, split
@@ -75,7 +75,7 @@ def write_made(
 def recorded_facts(setup: Setup, workdir: pathlib.Path) -> dict[str, Any]:
     """What the run recorded of its model, data and training; of one that recorded nothing what it would record now."""
     recorded = run.starts(workdir)
-    return {name: recorded[-1][name] for name in sorted(run.FACTS)} if recorded else measured(setup)
+    return {name: recorded[-1][name] for name in sorted(run.FACTS)} if recorded else run_facts(setup)
 
 
 def save_model(made: Loaded, out: pathlib.Path) -> None:

@@ -43,7 +43,7 @@ def launch(
     setup = prepare(config).restored(workdir if fork is None else fork.run)
     setup.check()
     setup.load_data()
-    facts = measured(setup)
+    facts = run_facts(setup)
     opening = [*setup.missing_layers, *(f'whole on every device: {line}' for line in setup.undivided())]
     opening.append(_headline(setup, facts, workdir, time.perf_counter() - started))
     outcome = train(
@@ -78,7 +78,7 @@ def train(
     stop: threading.Event | None = None,
     opening: Sequence[str] = (),
 ) -> str:
-    """Claims the work directory, records the start with the facts of `measured`, and trains; see `loop.train`.
+    """Claims the work directory, records the start with the facts of `run_facts`, and trains; see `loop.train`.
 
     Prints `opening` as soon as nothing refuses the run.
 
@@ -152,7 +152,7 @@ def _check_trainable(config: ConfigDict, workdir: pathlib.Path, fork: Fork | Non
             )
 
 
-def measured(setup: Setup) -> dict[str, Any]:
+def run_facts(setup: Setup) -> dict[str, Any]:
     """The facts about model, kernels and data that a run records; none depends on the config's scalars."""
     parameters = sum(leaf.size for leaf in jax.tree.leaves(setup.abstract.params))
     return {
