@@ -34,40 +34,43 @@ from attnlab.tables import visible, wrapped
 USAGE = """\
 usage: attnlab COMMAND [--flag=value ...]
 
-  train         train, or go on training: --config=NAME[:ARG] --workdir=RUN;
-                --config.KEY=VALUE overrides
-  sweep         many runs, a search: --config=NAME[:ARG] --study=DIR; goes on
-                after any interruption
-  sweep worker  one more worker on a study, from whatever can start a process
-  sweep status  what runs, is done, failed and why; the best so far
-  match         configs of several recipes that agree in size: --by=MEASURE
-  compare       RUN... or STUDY...: scores beside costs; says what is unequal
+  train         train a model, or resume training: --config=NAME[:ARG]
+                --workdir=RUN; --config.KEY=VALUE overrides a key
+  sweep         search hyperparameters: --config=NAME[:ARG] --study=DIR;
+                resumes after any interruption
+  sweep worker  add a worker to a study; start as many as you like
+  sweep status  which trials run, are done or failed, and why; the best so far
+  match         configs of several recipes, sized to agree in --by=MEASURE
+  compare       RUN... or STUDY...: scores and costs side by side, and what is
+                not equal between them
   report        STUDY... or RUN...: the same as one HTML page, and as CSV
-  eval          every metric, by position too, at 1x to 8x the length
-  analyse       sinks, sparsity, outliers by layer; the loss with few bits;
-                inside: memory, decays, what each layer would predict
+  eval          all metrics, also by position, at 1x to 8x the training length
+  analyse       attention sinks, sparsity and outliers by layer, loss after
+                rounding; --inside: memory, decays, each layer's own prediction
   uncertainty   of classes or tokens: scores, calibration, risks, sets
   generate      text from a trained model: --workdir=RUN --prompt=TEXT
-  quantize      a run of few bits, made of a trained one: --workdir=RUN
+  quantize      write a quantized copy of a trained run: --workdir=RUN
                 --weights=int4@32 --out=NEW
-  edit          a run that answers one prompt otherwise, by one changed map:
-                --workdir=RUN --prompt=TEXT --answer=TEXT --layer=N --out=NEW
+  edit          write a copy of a run that gives another answer to one prompt,
+                by changing one matrix (ROME): --workdir=RUN --prompt=TEXT
+                --answer=TEXT --layer=N --out=NEW
   show          RUN: its results, how it was started, its config
-  config        every key of a config: its value, its type and what it is
-  zoo           the mixers that configs can name; zoo NAME: one of them whole;
-                zoo --heads: the heads
-  data          list, or prepare NAME: make or convert a data set, verify it
-  experiment    NAME: run one of experiments/, or go on with it
-  completion    bash, zsh or fish: a script that completes all of this
+  config        every key of a config with its value, type and meaning
+  zoo           list the mixers; zoo NAME: everything about one; zoo --heads:
+                the heads
+  data          list the data sets, or prepare NAME: make or convert one and
+                verify it
+  experiment    NAME: run one of experiments/, or resume it
+  completion    print a completion script for bash, zsh or fish
 
 NAME is a config that comes with attnlab, such as language or sweeps/language,
-or a file of your own, FILE.py. Tables fit the terminal; for programs and pages
-there is --format=plain, json, csv or markdown.
+or a file of your own, FILE.py. Tables fit the terminal; --format=plain, json,
+csv or markdown is for programs and pages.
 
-attnlab COMMAND --help lists the flags of a command, attnlab --version says
-which this is. Every command that reads a config, a run or a study takes
---allow=PACKAGE or --allow=FILE.py: classes of that package may stand in it.
-Only allow what you trust."""
+attnlab COMMAND --help lists the flags of a command, attnlab --version prints
+the version. Every command that reads a config, a run or a study takes
+--allow=PACKAGE or --allow=FILE.py: a config may then name classes of that
+package. Allow only code that you trust."""
 
 ALLOW = '--allow='
 
@@ -91,7 +94,7 @@ LESS = {
     'eval': 'evaluate shorter rows (--multiples=1)',
     'generate': 'give fewer --prompts, or draw fewer --tokens',
 }
-LESS_ELSEWHERE = 'ask for fewer or shorter rows, or take a device with more'
+LESS_ELSEWHERE = 'ask for fewer or shorter rows, or use a device with more'
 """How a command is made to take less memory."""
 
 

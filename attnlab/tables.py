@@ -78,6 +78,15 @@ def digits(form: str) -> Callable[[Any], str]:
     return lambda value: format(value, form) if isinstance(value, int | float) else shown(value)
 
 
+def in_bytes(size: int | float, form: str = '') -> str:
+    """Bytes, in the unit that leaves few digits: whole bytes and one decimal of the others, unless `form` says how."""
+    for unit in ('B', 'KiB', 'MiB', 'GiB', 'TiB'):
+        if size < 1024 or unit == 'TiB':
+            break
+        size /= 1024
+    return f'{size:{form or (",.0f" if unit == "B" else ",.1f")}} {unit}'
+
+
 def plus_minus(one: Interval) -> str:
     """Shows a value, with its interval where it has one, with four digits after the point."""
     if one.low is None or one.high is None:

@@ -2,17 +2,25 @@
 
     attnlab train --config=language:zoo=gla,size=tiny,data=stdlib --workdir=runs/gla
 
-`zoo` is a recipe (`attnlab zoo` lists them), `size` one of SIZES, `data` is `stdlib`, the name of a prepared dataset
-(`tiny_shakespeare`, `lm1b`, `pg19`), or the path of a text file or a folder of them; `tokens` is `bytes` or `bpe`.
-`residual` is one of RESIDUALS, `conv` says which short convolutions there are: those of the recipe, `0`; `none`; `1`,
-`canon` or some of its points (`attnlab.zoo.chosen.convolved`). `head` is one of what `attnlab zoo --heads` lists,
-`norm` one of NORMS, of the blocks and the last one, `mlp` one of MLPS, `activation` the name of another nonlinearity in
-it (`attnlab.nn.activations`), `init` is `framework` or `paper`, the initial values of the recipe's paper, `optimizer`
-is `adamw`, `lion` or `muon`,
-`schedule` is `cosine`, `wsd`, `linear`, `constant` or `staircase`, `rounding` is what has few bits in training
-(`attnlab.quantize.training`), such as `learned4`, `int4+affine8` (weights and inputs) or `quartet`, `alignment` weighs
-a penalty on how far layers turn the stream (`attnlab.blocks.alignment`), `run` is another run, whose parameters
-training begins with:
+- `zoo`: a recipe (`attnlab zoo` lists them);
+- `size`: one of SIZES;
+- `data`: `stdlib`, the name of a prepared dataset (`tiny_shakespeare`, `lm1b`, `pg19`), or the path of a text file or a
+  folder of them;
+- `tokens`: `bytes` or `bpe`;
+- `residual`: one of RESIDUALS;
+- `conv`: which short convolutions there are: those of the recipe, `0`; `none`; `1`, `canon` or some of its points
+  (`attnlab.zoo.chosen.convolved`);
+- `head`: one of those that `attnlab zoo --heads` lists;
+- `norm`: one of NORMS, of the blocks and the last one;
+- `mlp`: one of MLPS; `activation`: the name of another nonlinearity in it (`attnlab.nn.activations`);
+- `init`: `framework` or `paper`, the initial values of the recipe's paper;
+- `rounding`: quantization during training (`attnlab.quantize.training`), such as `learned4`, `int4+affine8` (weights
+  and inputs) or `quartet`;
+- `alignment`: the weight of a penalty on how far layers turn the stream (`attnlab.blocks.alignment`);
+- `run`: a run whose parameters training starts from, `run=runs/gla`.
+
+Optimiser and schedule: `optimizer` is `adamw`, `lion` or `muon`, `schedule` is `cosine`, `wsd`, `linear`, `constant` or
+`staircase`:
 
     attnlab train --config=language:zoo=gla,optimizer=lion,schedule=wsd --workdir=runs/gla-lion
 

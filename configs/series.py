@@ -290,10 +290,10 @@ TASKS = ('forecasting', 'imputation', 'anomalies', 'classification')
 FORECASTS = ('horizon', 'prompt', 'head', 'individual', 'targets', 'known', 'marks', 'ahead')
 """Arguments of forecasting alone."""
 
-FIRST = MappingProxyType({'data': 'seasonal', 'horizon': '96', 'head': 'affine'})
-"""What these arguments are of forecasting where they are not given."""
+FORECASTING_DEFAULTS = MappingProxyType({'data': 'seasonal', 'horizon': '96', 'head': 'affine'})
+"""What these arguments of forecasting are where they are not given."""
 
-LAYERED = (
+SET_BY_RUN = (
     'zoo',
     'conv',
     'fast',
@@ -308,7 +308,7 @@ LAYERED = (
     'marks',
     'targets',
 )
-"""Arguments that the layers of a run leave no choice of."""
+"""Arguments that a run whose layers are taken has set."""
 
 LANGUAGE = ('embedding/*', 'head/*')
 """What is not taken of a language model."""
@@ -387,57 +387,19 @@ def get_config(arg: str = '') -> ConfigDict:
     if given['task'] == 'classification':
         return _classification(given)
     system = choose(SYSTEMS, 'system', given['system']) if given['system'] else OWN
-    _check_frozen(system, given)
-    if given['task'] != 'forecasting':
-        _check_filling(system, given)
-    chosen = given | {name: given[name] or system.arguments.get(name, value) for name, value in DEFAULTS.items()}
-    chosen |= {name: given[name] or value for name, value in FIRST.items()}
-    _check_rate(given, chosen['fast'])
+    chosen = _chosen(system, given)
     size = choose(SIZES, 'size', chosen['size'])
-    lookback = whole('lookback', chosen['lookback'])
-    series = _series(chosen['data'])
+    lookback, series = whole('lookback', chosen['lookback']), _series(chosen['data'])
     columns = Columns(
         targets=tuple(filter(None, chosen['targets'].split('+'))),
         known=tuple(filter(None, chosen['known'].split('+'))),
         marks=choose(SWITCH, 'marks', chosen['marks']),
     )
     linear = system.linear and not given['zoo']
-    if linear:
-        unread = ('conv', 'fast', 'inputs', 'form', 'patch', 'stride')
-        check_not_given(given, unread, f'is of layers; system={given["system"]} has none: leave it out')
-    elif system.decomposition is not None:
-        check_not_given(given, ('zoo',), f'has layers, and system={given["system"]} divides windows for a linear map')
-    elif chosen['inputs'] == 'variates':
-        check_not_given(
-            given, ('patch', 'stride'), 'is of patches; with inputs=variates a variate is a token: leave it out'
-        )
-    if not (columns.known or columns.marks):
-        check_not_given(given, ('ahead',), 'is of known=NAMES and marks=1, which are not given')
-    variates, observed, known = columns.counts(series)
-    prompt = whole('prompt', chosen['prompt']) if chosen['prompt'] else None
-    if prompt and (not system.frozen or system.scales):
-        raise UserError(f'prompt={prompt} is for systems whose tokens are segments: {_segmented()}')
-    task = spec(Forecasting, data=series, horizon=whole('horizon', chosen['horizon']), columns=columns, prompt=prompt)
-    beside: tuple[ConfigDict, ...] = (spec(Forecasts, cadence=spec(AtEnd)),)
-    if given['task'] != 'forecasting':
-        # Which values are there is read beside them.
-        task, observed, beside = spec(Imputation, data=series, steps=lookback), variates, ()
-    if given['task'] == 'anomalies':
-        beside = (spec(Anomalies, cadence=spec(AtEnd)),)
-    windows = {
-        'lookback': lookback,
-        'variates': variates,
-        'covariates': Covariates(observed, known, ahead=choose(SWITCH, 'ahead', chosen['ahead'])),
-        'window_norm': choose(NORMS, 'norm', chosen['norm'])(),
-        'window_gain': WindowGain if choose(SWITCH, 'gain', chosen['gain']) else None,
-    }
-    if system.orthogonal or system.share is not None:
-        why = f'is not that of system={given["system"]}, which has one of its own; leave it out'
-        check_not_given(given, ('head',), why)
-    if system.orthogonal and chosen['inputs'] != 'variates':
-        raise UserError(
-            f'inputs={chosen["inputs"]} has no whole windows; system={given["system"]} needs inputs=variates'
-        )
+    _check_parts(system, given, chosen['inputs'], columns, linear=linear)
+    task, beside, counts = _task(system, chosen, series, columns, lookback)
+    windows = _windows(chosen, lookback, *counts)
+    _check_own_head(system, given, chosen['inputs'])
     basis = TrainingBasis(series, columns) if system.orthogonal else None
     stacked = functools.partial(_stacked, system, windows, basis, size, chosen)
     if system.scales:
@@ -459,6 +421,76 @@ def get_config(arg: str = '') -> ConfigDict:
         ),
         start=spec(FromRun, run=chosen['run'], leave=_left(system)) if system.frozen else None,
     )
+
+
+def _chosen(system: System, given: Mapping[str, str]) -> dict[str, str]:
+    """The arguments, with those of the system and the defaults where they are not given.
+
+    Raises `UserError` for arguments that do not go with the task or the system.
+    """
+    _check_frozen(system, given)
+    if given['task'] != 'forecasting':
+        _check_filling(system, given)
+    chosen = {**given, **{name: given[name] or system.arguments.get(name, value) for name, value in DEFAULTS.items()}}
+    chosen |= {name: given[name] or value for name, value in FORECASTING_DEFAULTS.items()}
+    _check_rate(given, chosen['fast'])
+    return chosen
+
+
+def _check_parts(system: System, given: Mapping[str, str], inputs: str, columns: Columns, *, linear: bool) -> None:
+    """Raises `UserError` for arguments of parts that the model does not have."""
+    if linear:
+        unread = ('conv', 'fast', 'inputs', 'form', 'patch', 'stride')
+        check_not_given(given, unread, f'is of layers; system={given["system"]} has none: leave it out')
+    elif system.decomposition is not None:
+        check_not_given(given, ('zoo',), f'has layers, and system={given["system"]} divides windows for a linear map')
+    elif inputs == 'variates':
+        check_not_given(
+            given, ('patch', 'stride'), 'is of patches; with inputs=variates a variate is a token: leave it out'
+        )
+    if not (columns.known or columns.marks):
+        check_not_given(given, ('ahead',), 'is of known=NAMES and marks=1, which are not given')
+
+
+def _task(
+    system: System, chosen: Mapping[str, str], series: Series, columns: Columns, lookback: int
+) -> tuple[ConfigDict, tuple[ConfigDict, ...], tuple[int, int, int]]:
+    """The task, its own evaluators, and how many variates, observed and known columns it has.
+
+    Raises `UserError` for a prompt of systems that read no segments.
+    """
+    variates, observed, known = columns.counts(series)
+    prompt = whole('prompt', chosen['prompt']) if chosen['prompt'] else None
+    if prompt and (not system.frozen or system.scales):
+        raise UserError(f'prompt={prompt} is for systems whose tokens are segments: {_segmented()}')
+    if chosen['task'] == 'forecasting':
+        task = spec(
+            Forecasting, data=series, horizon=whole('horizon', chosen['horizon']), columns=columns, prompt=prompt
+        )
+        return task, (spec(Forecasts, cadence=spec(AtEnd)),), (variates, observed, known)
+    beside = (spec(Anomalies, cadence=spec(AtEnd)),) if chosen['task'] == 'anomalies' else ()
+    # Which values are there is read beside them.
+    return spec(Imputation, data=series, steps=lookback), beside, (variates, variates, known)
+
+
+def _windows(chosen: Mapping[str, str], lookback: int, variates: int, observed: int, known: int) -> dict[str, Any]:
+    """What a forecaster is told of its windows."""
+    return {
+        'lookback': lookback,
+        'variates': variates,
+        'covariates': Covariates(observed, known, ahead=choose(SWITCH, 'ahead', chosen['ahead'])),
+        'window_norm': choose(NORMS, 'norm', chosen['norm'])(),
+        'window_gain': WindowGain if choose(SWITCH, 'gain', chosen['gain']) else None,
+    }
+
+
+def _check_own_head(system: System, given: Mapping[str, str], inputs: str) -> None:
+    """Raises `UserError` for another head, or inputs, than those of a system that has its own."""
+    if system.orthogonal or system.share is not None:
+        why = f'is not that of system={given["system"]}, which has one of its own; leave it out'
+        check_not_given(given, ('head',), why)
+    if system.orthogonal and inputs != 'variates':
+        raise UserError(f'inputs={inputs} has no whole windows; system={given["system"]} needs inputs=variates')
 
 
 def _run(size: Size, examples: int, *beside: ConfigDict) -> dict[str, Any]:
@@ -566,7 +598,7 @@ def _check_frozen(system: System, given: Mapping[str, str]) -> None:
         names = ' or '.join(name for name, one in SYSTEMS.items() if one.frozen)
         raise UserError(f'run={given["run"]} goes with system={names}; other systems take no run')
     if system.frozen:
-        check_not_given(given, LAYERED, f'does not go with system={given["system"]}; leave it out')
+        check_not_given(given, SET_BY_RUN, f'does not go with system={given["system"]}; leave it out')
 
 
 def _frozen(windows: Mapping[str, Any], system: System, horizon: int, run: str) -> ConfigDict:
@@ -621,8 +653,8 @@ def _multiscale(windows: Mapping[str, Any], system: System, given: Mapping[str, 
         made[part] = None if had is None else had.copy_and_resolve_references()
     if made.window_gain is not None and model.variates != made.variates:
         raise UserError(
-            f'run={run} has a gain for every variate ({model.variates}), and data={given["data"] or FIRST["data"]} has '
-            f'{made.variates}; name a run made with gain=0'
+            f'run={run} has a gain for every variate ({model.variates}), and '
+            f'data={given["data"] or FORECASTING_DEFAULTS["data"]} has {made.variates}; name a run made with gain=0'
         )
     return made
 

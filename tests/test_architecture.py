@@ -25,6 +25,8 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
                 'module',
                 'config',
                 'configuration',
+                'config_keys',
+                'figures',
                 'renamed',
                 'trust',
                 'context',

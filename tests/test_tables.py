@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from attnlab import tables
-from attnlab.tables import Column, Interval, Printer, Table, digits, pairs, rendered
+from attnlab.tables import Column, Interval, Printer, Table, digits, in_bytes, pairs, rendered
 
 COLUMNS = (
     Column('recipe'),
@@ -124,3 +124,8 @@ def test_no_text_speaks_to_the_terminal(form, capsys):
 
 def test_ends_of_lines_and_tabs_are_no_controls():
     assert tables.visible('a\n\tb é ü') == 'a\n\tb é ü'
+
+
+def test_bytes_have_the_unit_that_leaves_few_digits():
+    assert [in_bytes(size) for size in (512.0, 2048.0, 3.5 * 2**20)] == ['512 B', '2.0 KiB', '3.5 MiB']
+    assert [in_bytes(size, '.4g') for size in (512, 3 * 2**30, 2**51)] == ['512 B', '3 GiB', '2048 TiB']

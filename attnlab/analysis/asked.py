@@ -48,12 +48,12 @@ class Prompts:
                 )
 
 
-class Asked(NamedTuple):
+class Query(NamedTuple):
     """Prompts of one length, and the answers that are asked for.
 
     Attributes:
       tokens: what is read.
-      asked: the token of each at which its answer is predicted.
+      positions: of each, the token at which its answer is predicted.
       answers: the tokens that are the answers.
       ctx: the context of the prompts.
       others: other prompts, as many; `None` where there are none.
@@ -63,7 +63,7 @@ class Asked(NamedTuple):
     """
 
     tokens: Int[np.ndarray, 'b t']
-    asked: Int[np.ndarray, ' b']
+    positions: Int[np.ndarray, ' b']
     answers: Int[np.ndarray, ' b']
     ctx: Context
     others: Int[np.ndarray, 'b t'] | None = None
@@ -76,7 +76,7 @@ class Asked(NamedTuple):
         rows = jnp.arange(len(self.tokens))
 
         def score(hidden: Embedded) -> Float[Array, '']:
-            log = jax.nn.log_softmax(model.logits(hidden[rows, self.asked]))
+            log = jax.nn.log_softmax(model.logits(hidden[rows, self.positions]))
             return jnp.mean(jnp.exp(log[rows, self.answers]))
 
         return score
@@ -86,7 +86,7 @@ class Asked(NamedTuple):
         return f'{place} {self.labels[place]}' if self.labels else place
 
 
-def asked_of(question: Question, own: Prompts | None) -> Asked:
+def asked_of(question: Question, own: Prompts | None) -> Query:
     """The prompts of a user's own, or without them the last answers of the rows of a question.
 
     Raises `UserError` for rows without such answers, and for prompts that are no tokens, or of different lengths.
@@ -94,16 +94,16 @@ def asked_of(question: Question, own: Prompts | None) -> Asked:
     if own is not None:
         return _own(question.loaded, question.workdir, own)
     tokens, asked, answers, ctx = prompts(stacked(question.batches()), question.loaded.setup.task.labels)
-    return Asked(tokens, asked, answers, ctx, of=question.split)
+    return Query(tokens, asked, answers, ctx, of=question.split)
 
 
-def asked_record(question: Question, asked: Asked, own: Prompts | None) -> dict[str, Any]:
+def asked_record(question: Question, asked: Query, own: Prompts | None) -> dict[str, Any]:
     """What a file of results says of what was asked."""
     record = question.record()
     if own is not None:
         del record['split'], record['rows']  # Of data, which were not read.
         record |= dataclasses.asdict(own) | {'tokens': asked.tokens.tolist(), 'labels': list(asked.labels)}
-    return record | {'asked': asked.asked.tolist(), 'answer_tokens': asked.answers.tolist()}
+    return record | {'asked': asked.positions.tolist(), 'answer_tokens': asked.answers.tolist()}
 
 
 def prompts(batch: Batch, labels: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, Context]:
@@ -133,7 +133,7 @@ def stacked(rows: Sequence[Batch]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([np.asarray(row[name]) for row in rows]) for name in rows[0]}
 
 
-def _own(loaded: Loaded, workdir: pathlib.Path, own: Prompts) -> Asked:
+def _own(loaded: Loaded, workdir: pathlib.Path, own: Prompts) -> Query:
     task, shown = loaded.setup.task, shown_by(loaded, workdir)
     if isinstance(task, Textual):
         tokenizer = load_tokenizer(workdir / TOKENIZER)
@@ -174,9 +174,9 @@ def _own(loaded: Loaded, workdir: pathlib.Path, own: Prompts) -> Asked:
     if answers is None:
         answers = _likeliest(loaded, tokens, ctx)
     if len(tokens) > 1:
-        return Asked(tokens, asked, answers, ctx, others, against, of=f'{len(tokens)} prompts')
+        return Query(tokens, asked, answers, ctx, others, against, of=f'{len(tokens)} prompts')
     labels = tuple(map(shown, tokens[0].tolist())) if isinstance(task, Textual) else ()
-    return Asked(tokens, asked, answers, ctx, others, against, labels, f'a prompt, asked for {shown(int(answers[0]))}')
+    return Query(tokens, asked, answers, ctx, others, against, labels, f'a prompt, asked for {shown(int(answers[0]))}')
 
 
 def shown_by(loaded: Loaded, workdir: pathlib.Path) -> Callable[[int], str]:

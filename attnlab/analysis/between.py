@@ -100,8 +100,7 @@ def symmetries(model: Any) -> list[Symmetry]:
     Of every branch the channels that its last map reads: of an MLP its hidden units, of a mixer with heads these, of
     another (the inner channels of a state-space model) the channels with all that belongs to them; of a mixer with a
     diagonal state its coordinates (`state_symmetries`); and the channels of the stream. Whether a model stays what it
-    is has to be tried (`holds`). Raises `UserError` for maps of few bits, and
-    for layers that share parameters.
+    is has to be tried (`holds`). Raises `UserError` for maps of few bits, and for layers that share parameters.
     """
     stack = one_stack(model)
     stack.check_own()
@@ -382,7 +381,7 @@ def analyse_between(
     """
     workdir, first = question.workdir, question.loaded
     last = load_run(second, ema=first.ema)
-    question.check_layers('whose layers are not told apart')
+    question.check_layers('whose layers cannot be addressed one by one')
     check_alike(workdir, second)
     one, other = arrays_of(first), arrays_of(last)
     if {path: each.shape for path, each in one.items()} != {path: each.shape for path, each in other.items()}:

@@ -12,6 +12,7 @@ import numpy as np
 from attnlab.analysis import statistics
 from attnlab.analysis.question import Question
 from attnlab.blocks.block import mixer_of, steps
+from attnlab.figures import layer_curves
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.mixers.softmax.shaped import ShapedAttention
 from attnlab.models.layers import entered, layers
@@ -21,7 +22,6 @@ from attnlab.quantize.states import without_storage
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
 from attnlab.tasks.task import Batch, context
-from attnlab.train.figures import layer_curves
 
 ATTENTION = ('sink_rate', 'entropy', 'sparsity')
 ACTIVATIONS = ('kurtosis', 'max_abs')

@@ -25,7 +25,7 @@ class Judged:
     spearman: float
 
 
-def statistics(logits: Float[np.ndarray, 't o']) -> dict[str, float]:
+def row_statistics(logits: Float[np.ndarray, 't o']) -> dict[str, float]:
     """What a model's probabilities say of its predictions in a row: glass-box statistics.
 
     The mean log-probability of the tokens that it would choose, the mean negative entropy, the share of predictions
@@ -45,7 +45,7 @@ def statistics(logits: Float[np.ndarray, 't o']) -> dict[str, float]:
 def self_judged(logits: list[Float[np.ndarray, '_ o']], labels: list[Any]) -> dict[str, Judged]:
     """How statistics of rows go with the share of their predictions that are right; NaN where either is constant."""
     quality = np.array([np.mean(np.argmax(one, axis=1) == label) for one, label in zip(logits, labels, strict=True)])
-    by_row = [statistics(each) for each in logits]
+    by_row = [row_statistics(each) for each in logits]
 
     def both(name: str) -> Judged:
         values = np.array([row[name] for row in by_row])

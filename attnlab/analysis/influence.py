@@ -184,7 +184,7 @@ class Influence:
     agreement: float
 
 
-def measured(loaded: Loaded, asked: Sequence[Batch], trained: Sequence[Batch]) -> Influence:
+def influences_of_rows(loaded: Loaded, asked: Sequence[Batch], trained: Sequence[Batch]) -> Influence:
     """The influences of rows of training on the losses of others."""
     ours, theirs = gradients(loaded, asked), gradients(loaded, trained)
     found = influences(ours, theirs, factors_of(loaded, trained, theirs), DAMPING)
@@ -203,7 +203,7 @@ def analyse_influence(question: Question, printer: Printer, trained: int) -> Inf
         raise UserError(f'--influence is {trained}; rows of training are compared, so there must be two or more')
     loaded = question.loaded
     places = places_of(loaded.setup, 'train', trained)
-    found = measured(loaded, question.batches(), rows_of(loaded.setup, 'train', trained))
+    found = influences_of_rows(loaded, question.batches(), rows_of(loaded.setup, 'train', trained))
     record = question.record() | {'trained_rows': trained, 'damping': DAMPING}
     numbers: dict[str, Any] = {'agreement': found.agreement, 'trained': places}
     numbers |= {'by_curvature': found.by_curvature.tolist(), 'by_gradient': found.by_gradient.tolist()}

@@ -12,7 +12,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float, Int
 
-from attnlab.analysis import geometry, heads, memory, statistics
+from attnlab.analysis import geometry, memory, output_head, statistics
 from attnlab.analysis.inside_figure import Drawn, draw
 from attnlab.analysis.interventions import hidden_with
 from attnlab.analysis.lens import (
@@ -287,7 +287,7 @@ def _geometry(before: Float[np.ndarray, 'n d'], after: Float[np.ndarray, 'n d'])
         'nonlinear_share': _largest_share(geometry.token_nonlinearity(before, after - before)),
         'change': float(np.linalg.norm(after - before) / np.linalg.norm(before)),
         'cosine': geometry.mean_cosine(before, after),
-        'effective_rank': heads.effective_rank(after - after.mean(axis=0)),
+        'effective_rank': output_head.effective_rank(after - after.mean(axis=0)),
         'dimension': None if np.isnan(dimension := geometry.intrinsic_dimension(after)) else dimension,
         'max_abs': float(sizes.max()),
         'max_over_median': float(sizes.max()) / median if median else None,

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from attnlab.files import replacing
-from attnlab.train.figures import tick_whole
+from attnlab.figures import canvas, save, styled, tick_whole
 
 COLUMNS = 4
 """Panels beside each other."""
@@ -45,15 +44,12 @@ class Drawn:
 def draw(drawn: Drawn, path: pathlib.Path) -> None:
     """Writes the figure."""
     from matplotlib import colormaps
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter
 
     depth = len(drawn.maps)
     shown = np.unique(np.linspace(0, depth - 1, min(MAPS, depth)).astype(int))
     rows = 1 + -(-len(shown) // COLUMNS)
-    figure = Figure(figsize=(3.4 * COLUMNS, 2.9 * rows), layout='constrained')
-    FigureCanvasAgg(figure)
+    figure = canvas(3.4 * COLUMNS, 2.9 * rows)
     panels = figure.subplots(rows, COLUMNS, squeeze=False)
     colours = colormaps['viridis'](np.linspace(DARKEST, BRIGHTEST, depth))
     lens, influence, norms, kept = panels[0]
@@ -91,16 +87,14 @@ def draw(drawn: Drawn, path: pathlib.Path) -> None:
     influence.xaxis.set_minor_formatter(NullFormatter())
     influence.legend(frameon=False, fontsize=6)
     for axes in panels[0]:
-        axes.grid(alpha=0.3)
-        axes.spines[['top', 'right']].set_visible(False)
+        styled(axes)
     places = [axes for row in panels[1:] for axes in row]
     for layer, axes in zip(shown, places, strict=False):
         what = 'weights by head' if drawn.weighted[layer] else 'influence'
         _map(axes, drawn.maps[layer], f'layer {layer}: {what}')
     for axes in places[len(shown) :]:
         axes.set_axis_off()
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format=path.suffix[1:], dpi=120)
+    save(figure, path)
 
 
 def _map(axes: Any, maps: Float[np.ndarray, 'h _ s'], title: str) -> None:

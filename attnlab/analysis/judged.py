@@ -80,10 +80,9 @@ def judge(
     With `reuse` attention reads few keys in most steps of drawing, and the name says so, `<name>-judged-reuse0.1`.
 
     Beside what the classifier says of `count` drawn images stands what it says of as many of a split, `..._of_data`, or
-    of all where it has fewer, as `examples_of_data` in the record says;
-    shares of classes are compared with those of all its training images, at most a thousand. Where the run draws the
-    images of a label, `accuracy` is how often the classifier finds that label. `split` and `count` are by default those
-    that the run draws beside at its end.
+    of all where it has fewer, as `examples_of_data` in the record says; shares of classes are compared with those of
+    all its training images, at most a thousand. Where the run draws the images of a label, `accuracy` is how often the
+    classifier finds that label. `split` and `count` are by default those that the run draws beside at its end.
 
     Raises `UserError` for a run that draws no images, for one to judge that is no classifier, or one of other data,
     and where data have changed unless `other_data` allows it.
@@ -137,7 +136,7 @@ def _classifier(workdir: pathlib.Path, other_data: bool) -> tuple[Loaded, Classi
     task = loaded.setup.task
     if not isinstance(task, Classification):
         raise UserError(
-            f'{workdir} was trained for {type(task).__name__}; what is analysed here is a classifier, one label a row'
+            f'--judge must name a classifier, with one label a row; {workdir} was trained for {type(task).__name__}'
         )
     return loaded, task
 

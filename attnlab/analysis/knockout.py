@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Bool, Float
 
-from attnlab.analysis.asked import Asked, Prompts, asked_of, asked_record
+from attnlab.analysis.asked import Prompts, Query, asked_of, asked_record
 from attnlab.analysis.cuts import cuts, knockouts, layers_with
 from attnlab.analysis.question import Question
 from attnlab.errors import UserError
@@ -56,7 +56,7 @@ class Knockout:
     everywhere: Float[np.ndarray, 'g']
 
 
-def knockout(loaded: Loaded, asked: Asked, wanted: Wanted) -> Knockout:
+def knockout(loaded: Loaded, asked: Query, wanted: Wanted) -> Knockout:
     """What is left of answers of a run. Raises `UserError` for an unknown part, layer or token."""
     setup, length = loaded.setup, asked.tokens.shape[1]
     layers = wanted.layers or layers_with(loaded.model(), wanted.part)
@@ -64,9 +64,9 @@ def knockout(loaded: Loaded, asked: Asked, wanted: Wanted) -> Knockout:
     for name in ('sources', 'targets'):
         if beyond := [token for token in getattr(wanted, name) if token >= length]:
             raise UserError(f'{name} holds {beyond[0]}; the prompts have tokens 0 to {length - 1}')
-    last = int(asked.asked.max()) + 1 if setup.model.streaming else length
+    last = int(asked.positions.max()) + 1 if setup.model.streaming else length
     sources = (wanted.sources,) if wanted.sources else tuple((token,) for token in range(last))
-    targets = np.arange(length)[None] == asked.asked[:, None]
+    targets = np.arange(length)[None] == asked.positions[:, None]
     if wanted.targets:
         targets = np.broadcast_to(_mask(wanted.targets, length), targets.shape)
     groups = np.stack([np.broadcast_to(_mask(group, length), targets.shape) for group in sources])
@@ -114,7 +114,7 @@ def _named(tokens: Sequence[int]) -> str:
     return f'token{"s" * (len(tokens) > 1)} {", ".join(map(str, tokens))}'
 
 
-def _table(found: Knockout, asked: Asked, wanted: Wanted, title: str) -> Table:
+def _table(found: Knockout, asked: Query, wanted: Wanted, title: str) -> Table:
     four, columns = digits('.4f'), [Column('layer', right=True)]
     lines = [*zip(found.layers, found.by_layer, strict=True), ('all', found.everywhere)]
     rows: list[tuple[Any, ...]]

@@ -9,7 +9,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float
 
-from attnlab.analysis.prediction import measured
+from attnlab.analysis.prediction import loss_and_head_calls
 from attnlab.analysis.scores import max_probability
 from attnlab.tasks.task import Batch
 from attnlab.train.setup import Setup
@@ -78,5 +78,5 @@ def _forward(setup: Setup, variables: nnx.State, batch: Batch, more: Array | Non
         return places[0] if more is None else places[0] + more
 
     model.embed = embed
-    _, (_, logits, _, _) = measured(setup.task, model, batch)
+    _, (_, logits, _, _) = loss_and_head_calls(setup.task, model, batch)
     return logits, places[0]

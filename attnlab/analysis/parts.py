@@ -93,7 +93,7 @@ def propagated(
     names = ['embedding']
     for index, layer in layers(model):
         if not isinstance(layer, Block):
-            raise UserError(f'layer {index} is a {type(layer).__name__}, whose branches are not told apart')
+            raise UserError(f'layer {index} is a {type(layer).__name__}, whose branches cannot be addressed one by one')
         branches = ('mixer', 'mlp')[: len(layer.connections)]
         names += [f'layers[{index}].{branch}.output' for branch in branches]
     last = f'layers[{one_stack(model).depth - 1}].residual'

@@ -10,8 +10,8 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from attnlab.analysis import heads
-from attnlab.analysis.heads import Predictions, Refit
+from attnlab.analysis import output_head
+from attnlab.analysis.output_head import Predictions, Refit
 from attnlab.analysis.question import Question
 from attnlab.errors import UserError
 from attnlab.models.heads.classification import ClassificationHead
@@ -73,16 +73,19 @@ def analyse_head(question: Question, printer: Printer, ranks: tuple[int, ...]) -
     return examined
 
 
-def _examined(head: Any, found: list['Asked'], rows: int, ranks: tuple[int, ...]) -> HeadExamination:
+def _examined(head: Any, found: list['HeadCalls'], rows: int, ranks: tuple[int, ...]) -> HeadExamination:
     hidden = np.concatenate([each.hidden for each in found])
     numbers = {
-        'anisotropy': heads.anisotropy(hidden),
-        'anisotropy_centred': heads.anisotropy(hidden, centred=True),
-        'rank_hidden': heads.effective_rank(hidden - hidden.mean(axis=0)),
+        'anisotropy': output_head.anisotropy(hidden),
+        'anisotropy_centred': output_head.anisotropy(hidden, centred=True),
+        'rank_hidden': output_head.effective_rank(hidden - hidden.mean(axis=0)),
     }
     matrix = matrix_of(head)
     if matrix is not None:
-        numbers |= {'singular_entropy': heads.singular_entropy(matrix), 'rank_head': heads.effective_rank(matrix)}
+        numbers |= {
+            'singular_entropy': output_head.singular_entropy(matrix),
+            'rank_head': output_head.effective_rank(matrix),
+        }
     outputs = found[0].logits.shape[1]
     if all(each.tokens is not None for each in found):
         numbers |= _spectrum(found, outputs)
@@ -93,7 +96,7 @@ def _examined(head: Any, found: list['Asked'], rows: int, ranks: tuple[int, ...]
         logits = np.concatenate([each.logits for each in first])
         asked = np.concatenate([each.hidden for each in first])
         matrix = np.linalg.lstsq(asked, logits - logits.mean(axis=1, keepdims=True), rcond=None)[0].T
-    return HeadExamination(numbers, loss, heads.refits(matrix, _joined(first), _joined(second), ranks))
+    return HeadExamination(numbers, loss, output_head.refits(matrix, _joined(first), _joined(second), ranks))
 
 
 def matrix_of(head: Head) -> np.ndarray | None:
@@ -104,7 +107,7 @@ def matrix_of(head: Head) -> np.ndarray | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class HeadCalls:
     """What was asked of the head in one row: hidden states, logits, losses, targets, and inputs if these are tokens.
 
     `there` are the places of all of these among what the row could ask.
@@ -118,7 +121,7 @@ class Asked:
     there: np.ndarray
 
 
-def predictions(loaded: Loaded, rows: list[Batch]) -> list[Asked]:
+def predictions(loaded: Loaded, rows: list[Batch]) -> list[HeadCalls]:
     """What the task asks of the head, row by row, without what it does not count.
 
     Raises `UserError` for a head of real numbers.
@@ -139,7 +142,7 @@ def predictions(loaded: Loaded, rows: list[Batch]) -> list[Asked]:
         tokens = np.asarray(row['tokens'])
         same = np.issubdtype(tokens.dtype, np.integer) and tokens.shape == targets.shape
         hidden, logits, losses = (np.asarray(each, np.float32)[there] for each in (hidden, logits, losses))
-        found.append(Asked(hidden, logits, losses, targets[there], tokens[there] if same else None, there))
+        found.append(HeadCalls(hidden, logits, losses, targets[there], tokens[there] if same else None, there))
     return found
 
 
@@ -152,14 +155,14 @@ def what_is_asked(
     """
 
     def with_more(more: Array) -> tuple[Array, Any]:
-        return measured(task, make_model(), batch, more)
+        return loss_and_head_calls(task, make_model(), batch, more)
 
-    shape = jax.eval_shape(lambda: measured(task, make_model(), batch)[1][2])
+    shape = jax.eval_shape(lambda: loss_and_head_calls(task, make_model(), batch)[1][2])
     weights, asked = jax.grad(with_more, has_aux=True)(jnp.zeros(shape.shape, shape.dtype))
     return asked, weights
 
 
-def measured(task: Task, model: Any, batch: Batch, more: Array | None = None) -> tuple[Array, Any]:
+def loss_and_head_calls(task: Task, model: Any, batch: Batch, more: Array | None = None) -> tuple[Array, Any]:
     """The total loss, with `more` added to the losses, and what the head was asked; the model is changed."""
     own, asked = model.losses, []
 
@@ -172,22 +175,22 @@ def measured(task: Task, model: Any, batch: Batch, more: Array | None = None) ->
     return task.measure(model, batch, None)['loss'].total, asked[0]
 
 
-def _joined(asked: list[Asked]) -> Predictions:
+def _joined(asked: list[HeadCalls]) -> Predictions:
     return Predictions(
         np.concatenate([each.hidden for each in asked]), np.concatenate([each.targets for each in asked])
     )
 
 
-def _spectrum(found: list[Asked], outputs: int) -> dict[str, float]:
+def _spectrum(found: list[HeadCalls], outputs: int) -> dict[str, float]:
     """Of the logarithms of empirical probabilities of targets after tokens, less their mean over targets."""
     contexts = np.concatenate([each.tokens for each in found if each.tokens is not None])
     targets = np.concatenate([each.targets for each in found])
     seen, counts = np.unique(contexts, return_counts=True)
     often = np.isin(contexts, seen[np.argsort(-counts, kind='stable')[:MOST]])
-    matrix = heads.log_probabilities(contexts[often], targets[often], outputs)
+    matrix = output_head.log_probabilities(contexts[often], targets[often], outputs)
     matrix = matrix - matrix.mean(axis=1, keepdims=True)
-    directions = {f'directions_{100 * share:g}': float(heads.directions_for(matrix, share)) for share in SHARES}
-    return {'contexts': float(len(matrix)), 'rank_log_probabilities': heads.effective_rank(matrix), **directions}
+    directions = {f'directions_{100 * share:g}': float(output_head.directions_for(matrix, share)) for share in SHARES}
+    return {'contexts': float(len(matrix)), 'rank_log_probabilities': output_head.effective_rank(matrix), **directions}
 
 
 def _table(examined: HeadExamination, title: str) -> Table:

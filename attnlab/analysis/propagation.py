@@ -11,7 +11,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
-from attnlab.analysis.asked import Asked, Prompts, asked_of, asked_record
+from attnlab.analysis.asked import Prompts, Query, asked_of, asked_record
 from attnlab.analysis.interventions import places
 from attnlab.analysis.parts import NOT_LINEAR, propagated
 from attnlab.analysis.question import Question
@@ -36,7 +36,7 @@ class Propagation:
     directions: Mapping[str, Float[np.ndarray, 't']]
 
 
-def propagation(loaded: Loaded, asked: Asked) -> Propagation:
+def propagation(loaded: Loaded, asked: Query) -> Propagation:
     """Of the answers of a run. Raises `UserError` where what branches add does not add up; see `propagated`."""
     setup = loaded.setup
 
@@ -53,7 +53,7 @@ def propagation(loaded: Loaded, asked: Asked) -> Propagation:
         ctx = jax.tree.map(lambda each, row=row: each[row : row + 1], asked.ctx)
         pair = [asked.answers[row], *([] if asked.against is None else [asked.against[row]])]
         signs = jnp.asarray([1.0, -1.0][: len(pair)])
-        found.append(run(loaded.variables, tokens[None], ctx, asked.asked[row], jnp.asarray(pair), signs))
+        found.append(run(loaded.variables, tokens[None], ctx, asked.positions[row], jnp.asarray(pair), signs))
     adds, norms = jax.tree.map(lambda *each: np.mean(np.stack(each), axis=0), *jax.device_get(found))
     if any(np.isnan(each) for each in adds.values()):
         raise UserError(NOT_LINEAR)
@@ -82,7 +82,7 @@ def analyse_propagation(question: Question, printer: Printer, *, own: Prompts | 
     return found
 
 
-def _table(found: Propagation, asked: Asked, title: str) -> Table:
+def _table(found: Propagation, asked: Query, title: str) -> Table:
     four = digits('+.4f')
     columns = [
         Column('place'),

@@ -10,6 +10,7 @@ from attnlab.blocks.block import mixer_of
 from attnlab.errors import UserError
 from attnlab.evals.by_slice import ENDS, EXAMPLES, BySlice
 from attnlab.evals.request import Request
+from attnlab.figures import cost_curves
 from attnlab.files import check_own, figures_of, write_results
 from attnlab.mixers.spatial.reduced import EmbeddingFreeAttention
 from attnlab.models.layers import stacks
@@ -17,7 +18,6 @@ from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
 from attnlab.tasks.task import Sliced
 from attnlab.train.cost import forward_flops_per_token
-from attnlab.train.figures import cost_curves
 from attnlab.train.run import check_data
 
 Found = dict[str, dict[str, float]]

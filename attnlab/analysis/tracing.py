@@ -11,7 +11,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float, Int
 
-from attnlab.analysis.asked import Asked, Prompts, asked_of, asked_record
+from attnlab.analysis.asked import Prompts, Query, asked_of, asked_record
 from attnlab.analysis.interventions import causal_trace, places
 from attnlab.analysis.parts import ablated
 from attnlab.analysis.question import Question
@@ -47,7 +47,7 @@ class Trace:
 
 def trace(
     loaded: Loaded,
-    asked: Asked,
+    asked: Query,
     others: Int[np.ndarray, 'b t'],
     *,
     kinds: tuple[str, ...] = (),
@@ -130,7 +130,7 @@ def analyse_trace(
     return found
 
 
-def without_heads(loaded: Loaded, asked: Asked) -> dict[tuple[int, int], float]:
+def without_heads(loaded: Loaded, asked: Query) -> dict[tuple[int, int], float]:
     """The probability of the answers without each head, by layer and head."""
 
     def of(variables: nnx.State) -> dict[tuple[int, int], Array]:
@@ -140,7 +140,7 @@ def without_heads(loaded: Loaded, asked: Asked) -> dict[tuple[int, int], float]:
     return {place: float(value) for place, value in jax.device_get(loaded.setup.jit(of)(loaded.variables)).items()}
 
 
-def _tables(found: Trace, heads: Mapping[tuple[int, int], float], asked: Asked, title: str) -> list[Table]:
+def _tables(found: Trace, heads: Mapping[tuple[int, int], float], asked: Query, title: str) -> list[Table]:
     three = digits('.3f')
     columns = [Column('layer', right=True)]
     for kind in found.maps:
@@ -157,7 +157,7 @@ def _tables(found: Trace, heads: Mapping[tuple[int, int], float], asked: Asked, 
         rows.append(tuple(cells))
     caption = f'{title}: answers with {found.clean:.3f}, in passes of others {found.corrupted:.3f}; what comes back'
     if any(np.isnan(each).any() for each in found.maps.values()):
-        caption += '; nothing is to come back, for others answer as well'
+        caption += '; no recovery to measure: the other prompts give the answer as well'
     tables = [Table('trace', columns, rows, caption)]
     if heads:
         columns = [Column('layer', right=True), Column('head', right=True), Column('probability without', three, True)]

@@ -166,7 +166,7 @@ class Uncertainty:
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class UncertaintyRequest:
     """What is asked of a run.
 
     Attributes:
@@ -225,7 +225,7 @@ class Asked:
 
 
 def analyse_uncertainty(
-    workdir: pathlib.Path, printer: Printer, asked: Asked, *, step: int | None = None
+    workdir: pathlib.Path, printer: Printer, asked: UncertaintyRequest, *, step: int | None = None
 ) -> Uncertainty:
     """Scores, calibrates and tests a run that predicts classes or tokens; writes `analysis/<step>-uncertainty.json`.
 
@@ -277,7 +277,7 @@ def _check_fitted(task: Any, fitted_split: str, split: str) -> None:
         )
 
 
-def _beyond(found: Uncertainty, asked: Asked, of_rows: Outputs, single: bool) -> Uncertainty:
+def _beyond(found: Uncertainty, asked: UncertaintyRequest, of_rows: Outputs, single: bool) -> Uncertainty:
     """The results with those of rows, where predictions are not `single`, of recent rows and of a risk."""
     if not single:
         by_row = [of_rows.only(int(row)) for row in of_rows.rows]
@@ -362,7 +362,7 @@ def recent(outputs: Outputs, alpha: float, decay: float) -> dict[str, float]:
 
 def _handed_on(
     found: Uncertainty,
-    asked: Asked,
+    asked: UncertaintyRequest,
     workdir: pathlib.Path,
     firsts: Sequence[Loaded],
     rows: Mapping[str, np.ndarray],

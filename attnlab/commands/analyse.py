@@ -75,97 +75,115 @@ def _flags() -> flags.FlagValues:
     values = flags.FlagValues()
     define_run(values)
     define_split(values)
-    flags.DEFINE_integer('rows', 32, 'Rows to look at, of the length trained on.', lower_bound=1, flag_values=values)
+    flags.DEFINE_integer(
+        'rows', 32, 'How many rows to analyse, of the training length.', lower_bound=1, flag_values=values
+    )
     define_format(values)
     flags.DEFINE_list(
         'bits',
         ['8', '6', '4'],
-        'Bits of weights and activations to try; none by default of a run that has few already.',
+        'Bits to round weights and activations to; by default none for a run that is quantized already.',
         flag_values=values,
     )
     flags.DEFINE_boolean(
         'inside',
         False,
-        'Look inside instead: what layers read, remember and forget, and would already predict.',
+        'Look inside the layers instead: what each reads, remembers, forgets and would already predict.',
         flag_values=values,
     )
     flags.DEFINE_boolean(
-        'tuned', False, 'With --inside: also through affine maps fitted for every layer.', flag_values=values
+        'tuned',
+        False,
+        'With --inside: also predict through an affine map fitted for each layer (tuned lens).',
+        flag_values=values,
     )
-    flags.DEFINE_boolean('head', False, 'Look at the head and its hidden states instead.', flag_values=values)
-    flags.DEFINE_list(
-        'ranks', [], 'With --head: ranks to refit it with; powers of two if left out.', flag_values=values
-    )
+    flags.DEFINE_boolean('head', False, 'Analyse the output head and its hidden states instead.', flag_values=values)
+    flags.DEFINE_list('ranks', [], 'With --head: ranks to refit it at; powers of two by default.', flag_values=values)
     flags.DEFINE_integer(
         'neighbours',
         None,
-        'Interpolate with so many neighbours among hidden states of training instead.',
+        'Interpolate with this many nearest neighbours among hidden states of training data instead.',
         lower_bound=1,
         flag_values=values,
     )
     flags.DEFINE_integer(
-        'stored_rows', 256, 'With --neighbours: rows of training that are stored.', lower_bound=1, flag_values=values
+        'stored_rows', 256, 'With --neighbours: how many training rows are stored.', lower_bound=1, flag_values=values
     )
     flags.DEFINE_enum(
         'keys',
         None,
         ['head', 'stream', 'mlp', 'mlp_output', 'mixer'],
-        'With --neighbours: what states are compared by.',
+        'With --neighbours: the activations that are compared.',
         flag_values=values,
     )
     flags.DEFINE_boolean(
         'trace',
         False,
-        'Trace answers instead: what clean values bring back, by layer and token, and what is lost without each head.',
+        'Trace answers causally instead: what restoring clean activations recovers, by layer and token, and '
+        'what is lost without each head.',
         flag_values=values,
     )
     flags.DEFINE_integer(
         'influence',
         None,
-        'Ask which of so many rows of training the loss depends on instead.',
+        'Find which of this many training rows the loss depends on instead.',
         lower_bound=1,
         flag_values=values,
     )
-    flags.DEFINE_string('between', None, 'Measure the loss between the run and this one instead.', flag_values=values)
     flags.DEFINE_string(
-        'merged', None, 'With --between: where to write a run that is the mean of both.', flag_values=values
+        'between', None, 'Measure the loss on the path between the run and this other run instead.', flag_values=values
+    )
+    flags.DEFINE_string(
+        'merged',
+        None,
+        'With --between: where to write a run whose parameters are the mean of both.',
+        flag_values=values,
     )
     flags.DEFINE_enum(
         'knockout',
         None,
         ['inputs', 'scores', 'B', 'C', 'conv', 'state'],
-        'Cut what answers read of other tokens instead: their inputs to mixers, scores of attention, or a part of '
+        'Cut the paths from other tokens to answers instead: inputs of mixers, attention scores, or a part of '
         'selective state-space models.',
         flag_values=values,
     )
     flags.DEFINE_boolean(
         'propagate',
         False,
-        'Say instead what every branch adds to the logit of answers, and how it moves with each.',
+        'Show what each branch adds to the logit of answers, and the gradient of the logit there, instead.',
         flag_values=values,
     )
     flags.DEFINE_boolean(
         'massive',
         False,
-        'Look for the largest activations instead, and set them to zero or to their mean.',
+        'Find the largest activations instead, and measure the loss with them set to zero or to their mean.',
         flag_values=values,
     )
     _define_prompts(values)
     flags.DEFINE_list(
-        'places', [], 'With --trace: places of layers, such as residual or mixer.input.', flag_values=values
+        'places', [], 'With --trace: which activations to restore, such as residual or mixer.input.', flag_values=values
     )
     flags.DEFINE_list(
-        'sources', [], 'With --knockout: tokens, from 0, cut together; in turn by default.', flag_values=values
-    )
-    flags.DEFINE_list(
-        'targets', [], 'With --knockout: tokens that are to read nothing of them; by default the one that asks.',
+        'sources',
+        [],
+        'With --knockout: positions that are cut off, from 0, all together; each in turn by default.',
         flag_values=values,
-    )  # fmt: skip
+    )
     flags.DEFINE_list(
-        'layers', [], 'With --knockout: layers, from 0; all with the part by default.', flag_values=values
+        'targets',
+        [],
+        'With --knockout: positions that may not read them; by default the last of the prompt.',
+        flag_values=values,
+    )
+    flags.DEFINE_list(
+        'layers', [], 'With --knockout: layers, from 0; by default all that have the part.', flag_values=values
     )
     flags.DEFINE_integer(
-        'window', 1, 'With --trace or --knockout: so many layers at once.', lower_bound=1, flag_values=values
+        'window',
+        1,
+        'With --trace or --knockout: how many consecutive layers are taken at once.',
+        lower_bound=1,
+        flag_values=values,
     )
     define_ema(values)
     return values
@@ -236,24 +254,38 @@ def _analyse(
 def _define_prompts(values: flags.FlagValues) -> None:
     """Defines the flags of prompts of a user's own."""
     flags.DEFINE_string(
-        'prompt', None, 'With --trace, --knockout or --propagate: a prompt in the place of rows; of a run without '
-        'text, tokens as numbers with spaces between them.', flag_values=values,
-    )  # fmt: skip
-    flags.DEFINE_string('prompts', None, 'The same: a file of prompts, one a line.', flag_values=values)
-    flags.DEFINE_string(
-        'answer', None, 'With --prompt or --prompts: what is to follow; its first token is asked for. The likeliest '
-        'token by default.', flag_values=values,
-    )  # fmt: skip
-    flags.DEFINE_string('answers', None, 'With --prompts: a file with the answer of each.', flag_values=values)
-    flags.DEFINE_string(
-        'against', None, 'With --propagate and prompts: what is not to follow, whose logit is taken away.',
+        'prompt',
+        None,
+        'With --trace, --knockout or --propagate: a prompt in place of rows; for a run without text, token '
+        'numbers separated by spaces.',
         flag_values=values,
-    )  # fmt: skip
+    )
+    flags.DEFINE_string('prompts', None, 'Like --prompt: a file of prompts, one per line.', flag_values=values)
     flags.DEFINE_string(
-        'other', None, 'With --trace and --prompt: the prompt, as long, that values of the first are put into.',
+        'answer',
+        None,
+        'With --prompt or --prompts: the answer expected, of which the first token counts; the most likely '
+        'one by default.',
         flag_values=values,
-    )  # fmt: skip
-    flags.DEFINE_string('others', None, 'With --trace and --prompts: a file of as many of these.', flag_values=values)
+    )
+    flags.DEFINE_string(
+        'answers', None, 'With --prompts: a file with the answer of each, one per line.', flag_values=values
+    )
+    flags.DEFINE_string(
+        'against',
+        None,
+        'With --propagate and prompts: a wrong answer, whose logit is subtracted.',
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        'other',
+        None,
+        'With --trace and --prompt: a prompt of the same length, into which activations of the first are patched.',
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        'others', None, 'With --trace and --prompts: a file of as many such prompts.', flag_values=values
+    )
 
 
 def _check(values: flags.FlagValues) -> None:

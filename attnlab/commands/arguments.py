@@ -108,7 +108,11 @@ def check_belonging(
 def define_format(values: flags.FlagValues) -> None:
     """Defines the flag of a command that prints tables."""
     flags.DEFINE_enum(
-        'format', None, FORMATS, 'Of tables; outside of a terminal plain, lines with tabs.', flag_values=values
+        'format',
+        None,
+        FORMATS,
+        'Format of tables; plain, separated by tabs, where output is no terminal.',
+        flag_values=values,
     )
 
 
@@ -147,7 +151,7 @@ def define_ema(values: flags.FlagValues) -> None:
     flags.DEFINE_bool(
         'ema',
         False,
-        'The moving average of the parameters in their place, of a run with config.optimizer.ema.',
+        'Use the moving average of the parameters, of a run with config.optimizer.ema.',
         flag_values=values,
     )
 
@@ -156,42 +160,46 @@ def define_split(values: flags.FlagValues) -> None:
     """Defines the flags of a command that reads a split of a run's task."""
     define_other_data(values)
     flags.DEFINE_string(
-        'split', None, 'The split: valid of a text, test of other tasks by default.', flag_values=values
+        'split', None, 'The split; by default valid for text, test for other tasks.', flag_values=values
     )
 
 
 def define_other_data(values: flags.FlagValues) -> None:
     """Defines the flag of a command that reads the data of a run."""
     flags.DEFINE_bool(
-        'other_data', False, 'Go on although the data are not those that the run was trained on.', flag_values=values
+        'other_data', False, 'Continue even if the data are not those that the run was trained on.', flag_values=values
     )
 
 
 def define_studies(values: flags.FlagValues) -> None:
     """Defines the flags of a command that compares studies."""
-    flags.DEFINE_string('by', 'params', 'What the models should agree in, as for match.', flag_values=values)
+    flags.DEFINE_string(
+        'by', 'params', 'The measure in which the models should agree, as for match.', flag_values=values
+    )
     define_strictness(values)
-    flags.DEFINE_string('storage', None, 'The database of the studies, if they are in one.', flag_values=values)
+    flags.DEFINE_string('storage', None, 'The database that keeps the studies, if one does.', flag_values=values)
     define_platform(values)
 
 
 def define_strictness(values: flags.FlagValues) -> None:
     """Defines the flags of a command that compares."""
-    flags.DEFINE_float('tolerance', 0.01, 'How far sizes may be off, as a share.', lower_bound=0.0, flag_values=values)
-    flags.DEFINE_bool('strict', False, 'Refuse to compare what is not matched.', flag_values=values)
+    flags.DEFINE_float(
+        'tolerance', 0.01, 'How far sizes may differ, as a fraction.', lower_bound=0.0, flag_values=values
+    )
+    flags.DEFINE_bool('strict', False, 'Refuse to compare where these do not agree.', flag_values=values)
     define_format(values)
 
 
 def define_platform(values: flags.FlagValues) -> None:
     """Defines the flags of a command that computes in one process."""
-    flags.DEFINE_string('platform', None, 'cpu, cuda or tpu; the best there is by default.', flag_values=values)
+    flags.DEFINE_string('platform', None, 'cpu, cuda or tpu; the best available by default.', flag_values=values)
     flags.DEFINE_integer(
-        'cpu_devices', None, 'Virtual CPU devices, to try a mesh out.', lower_bound=1, flag_values=values
+        'cpu_devices', None, 'How many virtual CPU devices, for trying out a mesh.', lower_bound=1, flag_values=values
     )
     flags.DEFINE_string(
         'compilation_cache',
         '~/.cache/attnlab/compiled',
-        'Where compiled programs are kept between runs; empty for nowhere.',
+        'Where compiled programs are kept between runs; empty keeps none.',
         flag_values=values,
     )
 
@@ -200,11 +208,15 @@ def define_devices(values: flags.FlagValues) -> None:
     """Defines the flags of a command that computes in one process or several."""
     define_platform(values)
     flags.DEFINE_bool('distributed', False, 'Join the processes that the cluster started.', flag_values=values)
-    flags.DEFINE_string('coordinator', None, 'HOST:PORT of process 0, where no cluster gives it.', flag_values=values)
-    flags.DEFINE_integer(
-        'processes', None, 'How many processes, with --coordinator.', lower_bound=1, flag_values=values
+    flags.DEFINE_string(
+        'coordinator', None, 'HOST:PORT of process 0, where no cluster provides it.', flag_values=values
     )
-    flags.DEFINE_integer('process', None, 'Which of them this is, from 0.', lower_bound=0, flag_values=values)
+    flags.DEFINE_integer(
+        'processes', None, 'With --coordinator: how many processes there are.', lower_bound=1, flag_values=values
+    )
+    flags.DEFINE_integer(
+        'process', None, 'With --coordinator: which process this is, from 0.', lower_bound=0, flag_values=values
+    )
 
 
 def start_platform(values: flags.FlagValues) -> None:

@@ -14,8 +14,8 @@ def main(argv: list[str]) -> int:
             help_text('usage: attnlab config --config=NAME[:ARG] [--config.KEY=VALUE ...] [--flag=value ...]', values)
         )
         return 0
+    from attnlab.config_keys import documented, print_config
     from attnlab.configuration import read_config
-    from attnlab.runs.keys import documented, print_config
 
     config = read_config(values, argv, 'config')
     own = {}

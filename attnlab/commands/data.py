@@ -17,7 +17,7 @@ def main(argv: list[str]) -> int:
     values = flags.FlagValues()
     flags.DEFINE_string('data_dir', FOLDER, 'Folder of downloads and prepared data sets.', flag_values=values)
     flags.DEFINE_integer(
-        'workers', os.cpu_count() or 1, 'Processes that draw examples.', lower_bound=1, flag_values=values
+        'workers', os.cpu_count() or 1, 'How many processes generate examples.', lower_bound=1, flag_values=values
     )
     define_format(values)
     usage = f'usage: attnlab data prepare NAME [--flag=value ...], NAME one of {", ".join(DATASETS)}; attnlab data list'

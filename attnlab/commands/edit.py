@@ -23,20 +23,31 @@ def main(argv: list[str]) -> int:
     """Runs the command."""
     values = flags.FlagValues()
     define_run(values)
-    flags.DEFINE_string('out', None, 'The directory of the run that is made, a new one.', flag_values=values)
-    flags.DEFINE_string('prompt', None, 'The text that is to be answered otherwise.', flag_values=values)
-    flags.DEFINE_string('subject', None, 'What it is about, a part of it; all of it by default.', flag_values=values)
+    flags.DEFINE_string('out', None, 'The directory of the new run.', flag_values=values)
+    flags.DEFINE_string('prompt', None, 'The prompt whose answer is changed.', flag_values=values)
+    flags.DEFINE_string(
+        'subject', None, 'What the prompt is about, a part of it; the whole prompt by default.', flag_values=values
+    )
     flags.DEFINE_integer(
-        'row', None, 'Of a run without text: the row whose last answer is changed.', flag_values=values
+        'row',
+        None,
+        'For a run without text, in place of --prompt: the row whose last answer is changed.',
+        flag_values=values,
     )
     flags.DEFINE_integer('at', None, 'With --row: the last token of the subject, from 0.', flag_values=values)
-    flags.DEFINE_string('answer', None, 'What is to follow: a text, or with --row a token.', flag_values=values)
+    flags.DEFINE_string('answer', None, 'The new answer: a text, or with --row a token.', flag_values=values)
     flags.DEFINE_integer('layer', None, 'The layer that is changed, from 0.', lower_bound=0, flag_values=values)
-    flags.DEFINE_enum('branch', 'mlp', ['mlp', 'mixer'], 'Whose last map is changed.', flag_values=values)
+    flags.DEFINE_enum('branch', 'mlp', ['mlp', 'mixer'], 'The branch whose last matrix is changed.', flag_values=values)
     flags.DEFINE_integer(
-        'rows', 64, 'Rows of training whose keys should be mapped as before.', lower_bound=1, flag_values=values
+        'rows',
+        64,
+        'How many training rows provide the keys whose outputs should stay the same.',
+        lower_bound=1,
+        flag_values=values,
     )
-    flags.DEFINE_integer('steps', 60, 'By which the new value is found.', lower_bound=1, flag_values=values)
+    flags.DEFINE_integer(
+        'steps', 60, 'How many steps of optimisation find the new value.', lower_bound=1, flag_values=values
+    )
     define_ema(values)
     define_other_data(values)
     define_format(values)

@@ -56,46 +56,57 @@ def _flags() -> flags.FlagValues:
     define_ema(values)
     define_split(values)
     define_format(values)
-    flags.DEFINE_list('multiples', ['1', '2', '4', '8'], 'Lengths, in training lengths.', flag_values=values)
+    flags.DEFINE_list(
+        'multiples',
+        ['1', '2', '4', '8'],
+        'Lengths to evaluate at, as multiples of the training length.',
+        flag_values=values,
+    )
     flags.DEFINE_integer(
         'tokens',
         None,
-        'Tokens of a text to evaluate, spread over its documents; all by default.',
+        'How many tokens of text to evaluate, spread over its documents; all by default.',
         lower_bound=1,
         flag_values=values,
     )
     flags.DEFINE_integer(
         'stride',
         None,
-        'Tokens from one window over a text to the next; below the length they overlap, and what an '
-        'earlier one predicted is not counted again.',
+        'Tokens from the start of one window of text to the start of the next; below the length, windows '
+        'overlap, and each token counts only once.',
         lower_bound=1,
         flag_values=values,
     )
-    flags.DEFINE_integer('examples', None, 'Examples of each slice of other tasks.', lower_bound=1, flag_values=values)
+    flags.DEFINE_integer(
+        'examples',
+        None,
+        'For tasks without text: how many examples of each slice to evaluate.',
+        lower_bound=1,
+        flag_values=values,
+    )
     flags.DEFINE_string(
         'attention',
         None,
-        'What takes the place of the softmax: adaptive_temperature, ssmax, quantized_8, quantized_8_corrected.',
+        'What replaces the softmax: adaptive_temperature, ssmax, quantized_8, quantized_8_corrected.',
         flag_values=values,
     )
     flags.DEFINE_string(
         'judge',
         None,
-        'A run that classifies images: it judges those that this one draws, as many as --examples says.',
+        'A run that classifies images, which judges the images that this run generates, as many as --examples.',
         flag_values=values,
     )
     flags.DEFINE_float(
         'reuse',
         None,
-        'With --judge: the share of keys that attention reads in most steps of drawing, with what it keeps of the '
-        'other steps (Re-ttention).',
+        'With --judge: the fraction of keys that attention reads in most sampling steps, completed by what it '
+        'keeps from the full steps (Re-ttention).',
         flag_values=values,
     )
     flags.DEFINE_list(
         'factors',
         None,
-        'Evaluates a model of embedding-free attention at its ratios of reduction times each of these.',
+        'Evaluate a model with embedding-free attention at its reduction ratios times each of these factors.',
         flag_values=values,
     )
     return values

@@ -35,19 +35,19 @@ def main(argv: list[str]) -> int:
 def _flags() -> flags.FlagValues:
     """The flags of the command."""
     values = flags.FlagValues()
-    flags.DEFINE_string('size', 'cpu', 'cpu or full.', flag_values=values)
+    flags.DEFINE_string('size', 'cpu', 'The scale to run at: cpu or full.', flag_values=values)
     flags.DEFINE_string('workdirs', 'runs/experiments', 'Where the runs are kept.', flag_values=values)
     flags.DEFINE_bool(
         'report',
         False,
-        'Run nothing: write tables and figures again, of the runs that are here or, without any, of results/SIZE.json.',
+        'Run nothing: rewrite tables and figures from the runs present or, if there are none, from results/SIZE.json.',
         flag_values=values,
     )
-    flags.DEFINE_bool('dry_run', False, 'Run nothing: build all that would run, and stop.', flag_values=values)
+    flags.DEFINE_bool('dry_run', False, 'Run nothing: only check that everything can be built.', flag_values=values)
     flags.DEFINE_integer(
         'workers',
         None,
-        'Of sweeps, trials at once; at size cpu as many as there are cores.',
+        'For sweeps: how many trials run at once; at size cpu one per core.',
         lower_bound=1,
         flag_values=values,
     )

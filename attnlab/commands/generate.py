@@ -90,47 +90,74 @@ def _flags() -> flags.FlagValues:
     values = flags.FlagValues()
     define_run(values, several=True)
     define_ema(values)
-    flags.DEFINE_string('prompt', '\n', 'The text to go on from.', flag_values=values)
-    flags.DEFINE_string('prompts', None, 'A file of prompts, one a line, that go on side by side.', flag_values=values)
-    flags.DEFINE_integer('tokens', 256, 'How many tokens to draw.', lower_bound=1, flag_values=values)
-    flags.DEFINE_float('temperature', 1.0, '0 takes the likeliest token.', lower_bound=0.0, flag_values=values)
-    flags.DEFINE_integer('top_k', None, 'Draw from as many likeliest tokens.', lower_bound=1, flag_values=values)
-    flags.DEFINE_float('top_p', 1.0, 'Draw from the likeliest tokens that reach this much.', flag_values=values)
-    flags.DEFINE_float('min_p', 0.0, 'Draw from tokens with this share of the likeliest one.', flag_values=values)
-    flags.DEFINE_integer(
-        'seed', 0, 'The same seed draws the same text.', lower_bound=0, upper_bound=2**32 - 1, flag_values=values
+    flags.DEFINE_string('prompt', '\n', 'The text to continue.', flag_values=values)
+    flags.DEFINE_string('prompts', None, 'A file of prompts, one per line, continued as a batch.', flag_values=values)
+    flags.DEFINE_integer('tokens', 256, 'How many tokens to generate.', lower_bound=1, flag_values=values)
+    flags.DEFINE_float(
+        'temperature',
+        1.0,
+        'Temperature of sampling; 0 always takes the most likely token.',
+        lower_bound=0.0,
+        flag_values=values,
     )
-    flags.DEFINE_integer('beam', None, 'Search with a beam of this width instead.', lower_bound=1, flag_values=values)
+    flags.DEFINE_integer(
+        'top_k', None, 'Sample only from this many most likely tokens.', lower_bound=1, flag_values=values
+    )
+    flags.DEFINE_float(
+        'top_p', 1.0, 'Sample only from the most likely tokens whose probabilities add up to this.', flag_values=values
+    )
+    flags.DEFINE_float(
+        'min_p',
+        0.0,
+        "Sample only from tokens with at least this fraction of the most likely one's probability.",
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        'seed', 0, 'The same seed gives the same text.', lower_bound=0, upper_bound=2**32 - 1, flag_values=values
+    )
+    flags.DEFINE_integer(
+        'beam', None, 'Use beam search of this width instead of sampling.', lower_bound=1, flag_values=values
+    )
     flags.DEFINE_float(
         'contrastive',
         None,
-        'Contrastive search instead, with this penalty on repeated hidden states, from 0 to 1, among --top_k '
-        'candidates, 4 if left out.',
+        'Use contrastive search instead of sampling, with this penalty on repeated hidden states, from 0 to '
+        '1, among --top_k candidates, 4 by default.',
         flag_values=values,
     )
     flags.DEFINE_string(
-        'draft', None, 'A smaller run with the same tokenizer, which proposes tokens; the text is drawn as without it.',
+        'draft',
+        None,
+        'A smaller run with the same tokenizer that proposes tokens (speculative decoding); the distribution '
+        'of the text is the same.',
         flag_values=values,
-    )  # fmt: skip
+    )
     flags.DEFINE_integer(
         'thoughts',
         0,
-        'Before the first token read so many mixtures of what might be said, which are not said.',
+        'Before the first token, feed the model this many mixtures of tokens that it considers, which are not printed.',
         lower_bound=0,
         flag_values=values,
     )
-    flags.DEFINE_integer('ahead', 4, 'With --draft: how many tokens it proposes.', lower_bound=1, flag_values=values)
-    flags.DEFINE_string(
-        'regex', None, 'A regular expression that the continuation, all of it, is to match.', flag_values=values
+    flags.DEFINE_integer(
+        'ahead', 4, 'With --draft: how many tokens it proposes at a time.', lower_bound=1, flag_values=values
     )
     flags.DEFINE_string(
-        'grammar', None, "A file with a grammar in Lark's notation, whose rule start the continuation is to be.",
+        'regex', None, 'A regular expression that the whole continuation must match.', flag_values=values
+    )
+    flags.DEFINE_string(
+        'grammar',
+        None,
+        "A file with a grammar in Lark's notation, whose rule `start` the continuation must match.",
         flag_values=values,
-    )  # fmt: skip
+    )
     flags.DEFINE_enum(
-        'tested', 'all', TESTED, 'With --regex or --grammar: test all tokens, or what is drawn until one is accepted.',
+        'tested',
+        'all',
+        TESTED,
+        'With --regex or --grammar: test all tokens, or only tokens drawn until one is accepted.',
         flag_values=values,
-    )  # fmt: skip
+    )
     return values
 
 

@@ -19,18 +19,36 @@ from attnlab.errors import UserError
 def main(argv: list[str]) -> int:
     """Runs the command."""
     values = flags.FlagValues()
-    flags.DEFINE_string('config', None, 'FILE.py:ARG; zoo=RECIPE is added to ARG.', flag_values=values)
-    flags.DEFINE_string('by', 'params', 'params, state_bytes@TOKENS, train_flops or decode_ms.', flag_values=values)
-    flags.DEFINE_string('target', None, 'A number, or the recipe that the others are matched to.', flag_values=values)
-    flags.DEFINE_list('recipes', [], 'Names that attnlab zoo lists.', flag_values=values)
-    flags.DEFINE_float('tolerance', 0.01, 'How far off, as a share.', lower_bound=0.0, flag_values=values)
+    flags.DEFINE_string(
+        'config', None, 'NAME[:ARG] or FILE.py[:ARG]; zoo=RECIPE is added to ARG for each recipe.', flag_values=values
+    )
+    flags.DEFINE_string(
+        'by',
+        'params',
+        'The measure to agree in: params, state_bytes@TOKENS, train_flops or decode_ms.',
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        'target',
+        None,
+        'The value to reach: a number, or the recipe that the others are matched to.',
+        flag_values=values,
+    )
+    flags.DEFINE_list('recipes', [], 'Recipes to match, by names that attnlab zoo lists.', flag_values=values)
+    flags.DEFINE_float(
+        'tolerance', 0.01, 'How far from the target, as a fraction.', lower_bound=0.0, flag_values=values
+    )
     flags.DEFINE_enum(
-        'for', 'any', ['any', 'accelerator'], 'Sizes in multiples of 8, or of 128 and 64.', flag_values=values
+        'for',
+        'any',
+        ['any', 'accelerator'],
+        'Choose widths in multiples of 8, or for accelerators of 128 and 64.',
+        flag_values=values,
     )
     flags.DEFINE_bool(
         'below_range',
         False,
-        "Take states smaller than their papers try; where that is not known, than the recipes' own.",
+        "Allow states smaller than any their papers try or, where that is not known, than the recipes' own.",
         flag_values=values,
     )
     flags.DEFINE_string('out', 'matched', 'Where the matched configs are written.', flag_values=values)

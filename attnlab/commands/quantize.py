@@ -45,61 +45,71 @@ def _flags() -> flags.FlagValues:
     """The flags of the command."""
     values = flags.FlagValues()
     flags.DEFINE_string('workdir', None, 'The directory of the run.', flag_values=values)
-    flags.DEFINE_string('out', None, 'The directory of the run that is made, a new one.', flag_values=values)
+    flags.DEFINE_string('out', None, 'The directory of the new run.', flag_values=values)
     flags.DEFINE_integer(
-        'step', None, 'The checkpoint to take; the newest by default.', lower_bound=0, flag_values=values
+        'step', None, 'The checkpoint to load; the newest by default.', lower_bound=0, flag_values=values
     )
     flags.DEFINE_string(
         'weights',
         None,
-        'The format of the weights of linear maps, such as int4 (a scale an output), int4@32 (a scale for 32 inputs), '
-        'int8@tensor, e4m3, mxe2m1, higgs4, higgs4x2, log4; as they are by default. With --budget several.',
+        'The format of the weights of linear maps, such as int4 (one scale per output), int4@32 (one per 32 '
+        'inputs), int8@tensor, e4m3, mxe2m1, higgs4, higgs4x2, log4; not quantized by default. Several with '
+        '--budget.',
         flag_values=values,
     )
     flags.DEFINE_string(
         'inputs',
         None,
-        'The format that their inputs are rounded to, such as affine8 (a scale a token), e4m3, cross8, fixed8 (a '
-        'range a map, that of --rows of training, channels behind norms made equally wide), or fixede2m1 (floating '
-        'point, an exponent a channel, by --rows of training too); as they are by default.',
+        'The format of the inputs of linear maps, such as affine8 (one scale per token), e4m3, cross8, fixed8 '
+        '(one range per map, calibrated on --rows, with channels after norms scaled to equal ranges), or '
+        'fixede2m1 (floating point, one exponent per channel, calibrated on --rows); not quantized by '
+        'default.',
         flag_values=values,
     )
     flags.DEFINE_string(
         'state',
         None,
-        'The format in which states are kept between tokens, such as int8 (a scale for what the last axis holds), '
-        'or kivi2 of caches of keys and values; as they are by default.',
+        'The format of states between tokens, such as int8 (one scale per slice of the last axis), or kivi2 '
+        'for caches of keys and values; not quantized by default.',
         flag_values=values,
     )
     flags.DEFINE_float(
         'budget',
         None,
-        'Choose among formats, --weights=higgs3x2,higgs4x2, for every map of every layer, so that the loss rises '
-        'least: the bits that a number may take in the mean, scales included.',
+        'Average bits per weight, scales included: choose one of several formats, such as '
+        '--weights=higgs3x2,higgs4x2, for each map of each layer so that the loss rises least.',
         lower_bound=0.0,
         flag_values=values,
     )
     flags.DEFINE_integer(
-        'rows', 64, 'With --budget, --inputs=fixed8, --softmax or --sparse: how many rows of training are measured.',
-        lower_bound=1, flag_values=values,
-    )  # fmt: skip
+        'rows',
+        64,
+        'With --budget, --inputs=fixed8, --softmax or --sparse: how many training rows to calibrate on.',
+        lower_bound=1,
+        flag_values=values,
+    )
     flags.DEFINE_integer(
         'feedback',
         None,
-        'Round weights column by column with error feedback (GPTQ), calibrated on as many rows of training; each to '
-        'the nearest by default.',
+        'Round weights column by column with error feedback (GPTQ), calibrated on this many training rows; by '
+        'default each is rounded to the nearest.',
         lower_bound=1,
         flag_values=values,
     )
     flags.DEFINE_float(
-        'damping', 0.01, 'With --feedback: added to the diagonal of second moments, as a share of its mean.',
-        lower_bound=0.0, flag_values=values,
-    )  # fmt: skip
-    flags.DEFINE_boolean('ordered', False, 'With --feedback: the largest inputs first.', flag_values=values)
+        'damping',
+        0.01,
+        'With --feedback: what is added to the diagonal of second moments, as a fraction of its mean.',
+        lower_bound=0.0,
+        flag_values=values,
+    )
+    flags.DEFINE_boolean(
+        'ordered', False, 'With --feedback: round the columns of the largest inputs first.', flag_values=values
+    )
     flags.DEFINE_integer(
         'tuned',
         None,
-        'Tune codes and scales after they are chosen, by as many rounds of training rows (PV-tuning); of intN, affineN '
+        'Fine-tune codes and scales for this many rounds over training rows (PV-tuning); for intN, affineN '
         'and minmaxN.',
         lower_bound=1,
         flag_values=values,
@@ -107,8 +117,7 @@ def _flags() -> flags.FlagValues:
     flags.DEFINE_integer(
         'softmax',
         None,
-        'Round the weights of softmaxes to so many bits, and add back what that takes of them in the mean, by head, on '
-        '--rows of training.',
+        'Round attention weights to this many bits, and add back the mean error of each head, calibrated on --rows.',
         lower_bound=1,
         upper_bound=16,
         flag_values=values,
@@ -116,20 +125,22 @@ def _flags() -> flags.FlagValues:
     flags.DEFINE_float(
         'sparse',
         None,
-        'Take as zero this share of activations of gated channel mixers, the smallest, on --rows of training (CATS).',
+        'Zero this fraction of the activations of gated channel mixers, the smallest, by thresholds '
+        'calibrated on --rows (CATS).',
         flag_values=values,
     )
     flags.DEFINE_boolean(
         'native',
         False,
-        'Take products of the codes, with --weights=int8 --inputs=int8 or e4m3 and e5m2; of numbers by default.',
+        'Multiply the codes themselves, with --weights=int8 --inputs=int8, or with e4m3 and e5m2; dequantized '
+        'numbers by default.',
         flag_values=values,
     )
     flags.DEFINE_boolean(
         'each',
         False,
-        'Make a run of each of several formats, --weights=int8,int4,int3 or --state=none,int8,int4, and of every '
-        'combination, in folders of --out, and compare them with the run that they are made of.',
+        'Write one run for each of several formats, --weights=int8,int4,int3 or --state=none,int8,int4, and '
+        'each combination, in folders of --out, and compare them with the original.',
         flag_values=values,
     )
     define_ema(values)

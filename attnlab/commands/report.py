@@ -27,7 +27,8 @@ def main(argv: list[str]) -> int:
     flags.DEFINE_bool(
         'measure',
         None,
-        'Measure decoding time and memory on the device at hand; --nomeasure never does. By default, once a study.',
+        'Measure decoding time and memory on this device; --nomeasure never does. By default each study is '
+        'measured once.',
         flag_values=values,
     )
     define_studies(values)

@@ -41,19 +41,28 @@ def main(argv: list[str]) -> int:
     _define_stopping(values)
     flags.DEFINE_integer('workers', 1, 'How many trials run at once.', lower_bound=1, flag_values=values)
     flags.DEFINE_list(
-        'devices', [], 'Accelerators of this host by index; workers take them in turn.', flag_values=values
+        'devices', [], 'Accelerators of this host, by index; workers are assigned them in turn.', flag_values=values
     )
     flags.DEFINE_enum(
-        'launcher', 'processes', ['processes', 'submitit'], 'Workers run here, or as jobs.', flag_values=values
+        'launcher',
+        'processes',
+        ['processes', 'submitit'],
+        'Run workers as processes on this host, or as jobs of submitit.',
+        flag_values=values,
     )
-    flags.DEFINE_enum('cluster', 'slurm', ['slurm', 'local'], 'With --launcher=submitit.', flag_values=values)
+    flags.DEFINE_enum(
+        'cluster', 'slurm', ['slurm', 'local'], 'With --launcher=submitit: what runs the jobs.', flag_values=values
+    )
     flags.DEFINE_list(
-        'job', [], 'Parameters of submitit, such as gpus_per_node=1,slurm_partition=gpu.', flag_values=values
+        'job',
+        [],
+        'With --launcher=submitit: its parameters, such as gpus_per_node=1,slurm_partition=gpu.',
+        flag_values=values,
     )
     flags.DEFINE_bool(
         'dry_run',
         False,
-        'Print the space, trials and steps, and what a trial costs; start nothing.',
+        'Print the search space, trials, steps and the cost of a trial; start nothing.',
         flag_values=values,
     )
     define_format(values)
@@ -115,9 +124,11 @@ def worker(argv: list[str]) -> int:
     _define_study(values)
     define_devices(values)
     _define_stopping(values)
-    flags.DEFINE_float('idle', None, 'Seconds to wait for something to do; no end by default.', flag_values=values)
-    flags.DEFINE_list('cores', [], 'Cores of the processor to keep to.', flag_values=values)
-    flags.DEFINE_integer('device', None, 'The accelerator to keep to, by index.', flag_values=values)
+    flags.DEFINE_float(
+        'idle', None, 'Seconds to wait without a trial before exiting; forever by default.', flag_values=values
+    )
+    flags.DEFINE_list('cores', [], 'CPU cores to run on, by index.', flag_values=values)
+    flags.DEFINE_integer('device', None, 'The accelerator to run on, by index.', flag_values=values)
     flags.DEFINE_bool('tied', False, 'Stop when standard input closes.', flag_values=values)
     if not parsed(values, argv, 'sweep worker'):
         return 0
@@ -142,7 +153,7 @@ def status(argv: list[str]) -> int:
     """Runs `attnlab sweep status`."""
     values = flags.FlagValues()
     _define_study(values)
-    flags.DEFINE_bool('watch', False, 'Go on showing, until the sweep is finished.', flag_values=values)
+    flags.DEFINE_bool('watch', False, 'Keep refreshing until the sweep is finished.', flag_values=values)
     define_format(values)
     if not parsed(values, argv, 'sweep status'):
         return 0
@@ -164,7 +175,7 @@ def _define_study(values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         'storage',
         None,
-        'A database to keep trials in, such as postgresql://USER@HOST/NAME; a journal in the study by default.',
+        'A database for the trials, such as postgresql://USER@HOST/NAME; a journal file in the study by default.',
         flag_values=values,
     )
 
@@ -173,7 +184,7 @@ def _define_stopping(values: flags.FlagValues) -> None:
     flags.DEFINE_integer(
         'stopped_status',
         0,
-        'Exit status where it stops before the end; clusters that start again what failed want one above 0.',
+        'Exit status if stopped before the end; clusters that restart failed jobs need one above 0.',
         lower_bound=0,
         upper_bound=255,
         flag_values=values,

@@ -43,24 +43,31 @@ def _flags() -> flags.FlagValues:
     """The flags of the command."""
     values = flags.FlagValues()
     flags.DEFINE_string('workdir', None, 'The directory of the run.', flag_values=values)
-    flags.DEFINE_bool('dry_run', False, 'Build everything abstractly, print the plan, and stop.', flag_values=values)
+    flags.DEFINE_bool(
+        'dry_run', False, 'Print the plan of the run, without allocating or training anything.', flag_values=values
+    )
     flags.DEFINE_string(
         'topology',
         None,
-        'With --dry_run: devices that are not there, as v5p:4x4x4 or H100x8; GPUs need the plugin for CUDA to compile.',
+        'With --dry_run: plan for devices that are not present, such as v5p:4x4x4 or H100x8; for GPUs the '
+        'CUDA plugin must be installed.',
         flag_values=values,
     )
     flags.DEFINE_integer(
         'data_workers',
         0,
-        'Processes that read data; changes speed, not results.',
+        'How many processes read data; changes speed, not results.',
         lower_bound=0,
         flag_values=values,
     )
-    flags.DEFINE_string('from', None, 'A run to begin as, in place of --config; it stays as it is.', flag_values=values)
-    flags.DEFINE_integer('from_step', None, 'Which of its checkpoints; the best fit by default.', flag_values=values)
     flags.DEFINE_string(
-        'profile', None, 'Steps to trace for XProf and TensorBoard: 10, or 10:15, both included.', flag_values=values
+        'from', None, 'A run to branch off from, in place of --config; that run is not changed.', flag_values=values
+    )
+    flags.DEFINE_integer(
+        'from_step', None, 'With --from: which of its checkpoints; the most suitable by default.', flag_values=values
+    )
+    flags.DEFINE_string(
+        'profile', None, 'Steps to trace for XProf and TensorBoard: 10, or 10:15 inclusive.', flag_values=values
     )
     define_other_data(values)
     define_format(values)

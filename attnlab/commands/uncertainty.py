@@ -19,7 +19,7 @@ from attnlab.commands.arguments import (
 from attnlab.errors import UserError
 
 if TYPE_CHECKING:
-    from attnlab.analysis.uncertainty import Asked
+    from attnlab.analysis.uncertainty import UncertaintyRequest
 
 RISKS = ('missed', 'wrong')
 """The losses of `attnlab.analysis.risk`."""
@@ -52,57 +52,61 @@ def _flags() -> flags.FlagValues:
     flags.DEFINE_integer(
         'rows',
         None,
-        'Rows of the split, of which every other one calibrates; by default of about 4,096 predictions, 20 to 512.',
+        'How many rows of the split; every other one is used to calibrate. By default enough for about 4,096 '
+        'predictions, 20 to 512.',
         lower_bound=4,
         flag_values=values,
     )
     flags.DEFINE_integer(
         'fitted_rows',
         None,
-        'Rows that scores of features are fitted to, likewise.',
+        'How many rows the scores of features are fitted to; chosen likewise by default.',
         lower_bound=2,
         flag_values=values,
     )
     flags.DEFINE_string(
-        'fitted_split', 'train', 'The split of those rows, another than the one that is reported.', flag_values=values
+        'fitted_split',
+        'train',
+        'The split of those rows, which must not be the one that is reported.',
+        flag_values=values,
     )
-    flags.DEFINE_float('alpha', 0.1, 'How often conformal sets may lack the label.', flag_values=values)
+    flags.DEFINE_float('alpha', 0.1, 'How often conformal sets may miss the label.', flag_values=values)
     flags.DEFINE_enum(
         'risk',
         None,
         RISKS,
-        'Also control a risk: that sets lack the label (missed), or that an answer is given and wrong (wrong).',
+        'Also control a risk: that sets miss the label (missed), or that an answer is given but wrong (wrong).',
         flag_values=values,
     )
-    flags.DEFINE_float(
-        'risk_level', 0.1, 'With --risk: how much of a new row may be lost, in expectation.', flag_values=values
-    )
+    flags.DEFINE_float('risk_level', 0.1, 'With --risk: the largest expected loss on a new row.', flag_values=values)
     flags.DEFINE_string(
-        'cascade', None, 'A larger run, to which rows are handed on of which this one is not sure.', flag_values=values
+        'cascade', None, 'A larger run that gets the rows of which this run is uncertain.', flag_values=values
     )
     flags.DEFINE_float(
         'budget',
         None,
-        'With --cascade: what a row may cost in the mean, in units of the larger run.',
+        'With --cascade: the average cost of a row, in units of the cost of the larger run.',
         lower_bound=0.0,
         flag_values=values,
     )
-    flags.DEFINE_list('ensemble', [], 'Further runs, whose probabilities are averaged with those.', flag_values=values)
+    flags.DEFINE_list(
+        'ensemble', [], 'Further runs, whose probabilities are averaged with those of this run.', flag_values=values
+    )
     flags.DEFINE_float(
         'decay',
         None,
-        'Also make sets, and control a risk, by recent rows, each counting by this factor less than the one after it.',
+        'Also calibrate sets, and the risk, with each row weighted by this factor relative to the row after it.',
         flag_values=values,
     )
     define_format(values)
     return values
 
 
-def _asked(values: flags.FlagValues, second: pathlib.Path | None) -> 'Asked':
+def _asked(values: flags.FlagValues, second: pathlib.Path | None) -> 'UncertaintyRequest':
     """What the flags ask."""
-    from attnlab.analysis.uncertainty import Asked
+    from attnlab.analysis.uncertainty import UncertaintyRequest
 
-    return Asked(
+    return UncertaintyRequest(
         split=values.split,
         rows=values.rows,
         fitted_split=values.fitted_split,

@@ -10,7 +10,9 @@ def main(argv: list[str]) -> int:
     """Runs the command."""
     names = [word for word in argv if not word.startswith('-')]
     values = flags.FlagValues()
-    flags.DEFINE_boolean('heads', False, 'Heads, head= of a config, in place of mixers.', flag_values=values)
+    flags.DEFINE_boolean(
+        'heads', False, 'List the heads, head= of a config, in place of the mixers.', flag_values=values
+    )
     define_format(values)
     if not parsed(values, [word for word in argv if word.startswith('-')], 'zoo [NAME]'):
         return 0

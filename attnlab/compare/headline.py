@@ -113,15 +113,15 @@ def _verdict(
         return f'{text}; {_not_separated(best, close, described, shown_cost)}' if close else text
     if found is None:
         little = _too_little({best.score.kind, second.score.kind})
-        return f'{little} separates nothing: {second.name} has {described(second)}'
+        return f'{little} cannot separate it from {second.name} ({described(second)})'
     return _not_separated(best, close, described, shown_cost)
 
 
 def _too_little(kinds: Collection[Kind]) -> str:
-    """What two scores are of that nothing tells apart, by their kinds."""
+    """What separates no two scores, by their kinds."""
     if 'survivors' in kinds:
-        return 'a mean without the seeds that failed'
-    return 'two seeds only, which' if set(kinds) <= {'seeds', 'range'} else 'one seed only, which'
+        return 'a mean that leaves out failed seeds'
+    return 'two seeds' if set(kinds) <= {'seeds', 'range'} else 'one seed'
 
 
 def _not_separated(

@@ -18,10 +18,10 @@ from jaxtyping import Float, Int
 from attnlab.data.series.windows import scaled
 from attnlab.errors import UserError
 from attnlab.evals.cadence import AtEnd, EveryNSteps
+from attnlab.figures import spectrum_curves, trajectory_panels, write_csv
 from attnlab.models.predictor import Dynamical
 from attnlab.tables import Column, Table, digits
 from attnlab.tasks.reconstruction import Reconstruction
-from attnlab.train.figures import spectrum_curves, trajectory_panels, write_csv
 from attnlab.train.setup import Setup
 
 BINNED = 3

@@ -12,10 +12,10 @@ from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.evals.measured import Measured, of_examples
 from attnlab.evals.request import Request
 from attnlab.evals.totals import curve, totals
+from attnlab.figures import length_curves, position_curves
 from attnlab.metrics import PRODUCTS, Average
 from attnlab.tables import Column, Interval, Table, plus_minus
 from attnlab.tasks.task import Placed, Slice, Sliced
-from attnlab.train.figures import length_curves, position_curves
 from attnlab.train.setup import Setup
 
 ENDS = ('_low', '_high')

@@ -18,10 +18,10 @@ from attnlab.data.series.baselines import baselines, divided
 from attnlab.data.series.windows import Windows, scaled
 from attnlab.errors import UserError
 from attnlab.evals.cadence import AtEnd, EveryNSteps
+from attnlab.figures import Panel, forecast_panels, spectrum_curves, write_csv
 from attnlab.models.predictor import Distributional
 from attnlab.tables import Column, Table, digits
 from attnlab.tasks.forecasting import COVERED, Forecasting
-from attnlab.train.figures import Panel, forecast_panels, spectrum_curves, write_csv
 from attnlab.train.setup import Setup
 
 MODEL, TRUTH = 'model', 'truth'

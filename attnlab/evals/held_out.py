@@ -13,10 +13,10 @@ from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.evals.measured import Measured, of_documents
 from attnlab.evals.request import Request
 from attnlab.evals.totals import curve, totals
+from attnlab.figures import position_curves
 from attnlab.metrics import Average, bits, perplexity
 from attnlab.tables import Column, Interval, Table, digits, plus_minus
 from attnlab.tasks.task import Textual
-from attnlab.train.figures import position_curves
 from attnlab.train.setup import Setup
 
 

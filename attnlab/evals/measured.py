@@ -27,27 +27,27 @@ SHARE = (0.0, 1.0)
 """The bounds of a share, such as an accuracy."""
 
 HIGHER = ('accuracy', 'exact_match')
-"""How the names of metrics end that are shares, and the better the higher."""
+"""Endings of the names of metrics that are shares, and for which higher is better."""
 
 
 RATIOS = ('si_snr', 'si_snr_improvement')
-"""How the names of metrics end that are the better the higher, and no shares."""
+"""Endings of the names of metrics for which higher is better, and that are no shares."""
 
 LOWER = (
     *('loss', 'bits_per_byte', 'perplexity', 'divergence', 'excess', 'error', 'crps'),
     *('mse', 'mae', 'mase', 'mse_original', 'mae_original'),
 )
-"""How the names of metrics end that are the better the lower."""
+"""Endings of the names of metrics for which lower is better."""
 
 
 def goal_of(metric: str) -> str | None:
-    """Whether a metric is the better the higher, 'max', or the lower, 'min'; `None` where its name does not say."""
+    """'max' for a metric for which higher is better, 'min' where lower is; `None` where its name does not say."""
     name = metric.partition('@')[0]
     return 'max' if name.endswith((*HIGHER, *RATIOS)) else 'min' if name.endswith(LOWER) else None
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is a share, from 0 to 1, and the better the higher."""
+    """Whether a metric is a share, from 0 to 1, for which higher is better."""
     return metric.endswith(HIGHER)
 
 

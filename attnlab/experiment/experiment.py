@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from attnlab.configuration import load_module, raised
 from attnlab.errors import UserError, nearest, of_the_machine
 from attnlab.runs.loading import Loaded
-from attnlab.train.report import read_lines, speeds
+from attnlab.train.metrics_file import METRICS, read_lines, speeds
 
 SIZES = ('cpu', 'full')
 """How large an experiment is: minutes on 2 cores, or what the question deserves, on an accelerator."""
@@ -67,14 +67,14 @@ class Finished:
 
     def curve(self, metric: str) -> list[tuple[int, float]]:
         """The metric over steps, as the run wrote it down."""
-        lines = read_lines(self.workdir / 'metrics.jsonl')
+        lines = read_lines(self.workdir / METRICS)
         return [(line['step'], line[metric]) for line in lines if metric in line]
 
     def last(self, metric: str) -> float:
         """The last value of the metric. Raises `UserError` for one that the run has not written down."""
         curve = self.curve(metric)
         if not curve:
-            names = {name for line in read_lines(self.workdir / 'metrics.jsonl') for name in line}
+            names = {name for line in read_lines(self.workdir / METRICS) for name in line}
             raise UserError(f'there is no {metric} in metrics.jsonl{nearest(metric, sorted(names))}')
         return curve[-1][1]
 

@@ -1,1 +1,1 @@
-"""One block, one stack, one set of heads, one model."""
+"""Models: inputs, stacks and heads, and what may be asked of any of them (`predictor.py`)."""

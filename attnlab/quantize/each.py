@@ -15,6 +15,7 @@ from attnlab.quantize.states import state_called
 from attnlab.runs.record import read_record
 from attnlab.tables import Printer
 from attnlab.train.checkpoint import Checkpoints
+from attnlab.train.metrics_file import METRICS
 from attnlab.train.run import saved_config
 from attnlab.train.setup import QUANTIZATION
 
@@ -67,7 +68,7 @@ def quantize_each(
     for label, quantization in formats.items():
         folder = out / label
         folders.append(folder)
-        if not (folder / 'metrics.jsonl').exists():
+        if not (folder / METRICS).exists():
             printer.line(f'{label}:')
             quantize_run(workdir, folder, quantization, printer, how, step=step)
         elif not _made_of(folder, workdir, quantization, how, step):

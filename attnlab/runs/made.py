@@ -15,8 +15,8 @@ from attnlab.tables import Column, Table, digits
 from attnlab.train import run
 from attnlab.train.average import SUFFIX
 from attnlab.train.checkpoint import Checkpoints
-from attnlab.train.launch import measured
-from attnlab.train.report import append_line, read_lines
+from attnlab.train.launch import run_facts
+from attnlab.train.metrics_file import METRICS, append_line, read_lines
 from attnlab.train.setup import Setup
 from attnlab.train.state import TrainState, split
 
@@ -31,7 +31,7 @@ def check_new(workdir: pathlib.Path, out: pathlib.Path, flag: str) -> None:
 
 def _taken(out: pathlib.Path) -> bool:
     """Whether a folder holds a run that is complete, or checkpoints that no command which makes runs has written."""
-    if (out / 'metrics.jsonl').exists():
+    if (out / METRICS).exists():
         return True
     recorded = run.starts(out)
     return (out / 'checkpoints').exists() and not (recorded and run.makings(recorded[-1]))
@@ -68,14 +68,14 @@ def write_made(
         loaded.setup.task.save(out)
         save_model(made, out)
         numbers = evaluated(made)
-        append_line(out / 'metrics.jsonl', {'step': made.step, **numbers})
+        append_line(out / METRICS, {'step': made.step, **numbers})
     return numbers
 
 
 def recorded_facts(setup: Setup, workdir: pathlib.Path) -> dict[str, Any]:
     """What the run recorded of its model, data and training; of one that recorded nothing what it would record now."""
     recorded = run.starts(workdir)
-    return {name: recorded[-1][name] for name in sorted(run.FACTS)} if recorded else measured(setup)
+    return {name: recorded[-1][name] for name in sorted(run.FACTS)} if recorded else run_facts(setup)
 
 
 def save_model(made: Loaded, out: pathlib.Path) -> None:
@@ -97,7 +97,7 @@ def evaluated(made: Loaded) -> dict[str, float]:
 
 def reported(workdir: pathlib.Path, step: int, ema: bool) -> dict[str, float]:
     """What a run reported of its evaluation after a step, of the average of its parameters if that is asked for."""
-    lines = [line for line in read_lines(workdir / 'metrics.jsonl') if line['step'] == step]
+    lines = [line for line in read_lines(workdir / METRICS) if line['step'] == step]
     found = {name: float(value) for line in lines for name, value in line.items()}
     if not ema:
         return found

@@ -14,7 +14,7 @@ from attnlab.nn.mlps import ConvolvedMLP
 from attnlab.nn.preludes import Canon
 from attnlab.runs.collectives import Exchange, exchanges
 from attnlab.runs.traffic import traffic
-from attnlab.tables import Column, Printer, Table, digits
+from attnlab.tables import Column, Printer, Table, digits, in_bytes
 from attnlab.train import partition
 from attnlab.train.cost import executed_flops_per_token, flops_per_token, implementations, state_bytes
 from attnlab.train.hardware import hardware
@@ -278,11 +278,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def _bytes(size: int | float) -> str:
-    for unit in ('B', 'KiB', 'MiB'):
-        if size < 1024:
-            return f'{size:.4g} {unit}'
-        size /= 1024
-    return f'{size:.4g} GiB'
+    return in_bytes(size, '.4g')
 
 
 def _ranges(numbers: tuple[int, ...]) -> str:

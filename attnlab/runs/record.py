@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from attnlab.errors import UserError
 from attnlab.evals.measured import NORMAL, Kind, Measured
 from attnlab.train import run
-from attnlab.train.report import read_lines, speeds
+from attnlab.train.metrics_file import METRICS, read_lines, speeds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Record:
 
     def curve(self, metric: str) -> list[tuple[int, float]]:
         """A metric over steps, as far as it is finite."""
-        lines = read_lines(self.folder / 'metrics.jsonl')
+        lines = read_lines(self.folder / METRICS)
         found = [(line['step'], float(line[metric])) for line in lines if metric in line]
         return [(step, value) for step, value in found if math.isfinite(value)]
 
@@ -124,7 +124,7 @@ def read_record(workdir: pathlib.Path) -> Record:
     config, starts = run.saved_config(workdir), run.starts(workdir)
     if not starts:
         raise UserError(f'{workdir} is a run that never started: it holds no run.json')
-    lines, reported = read_lines(workdir / 'metrics.jsonl'), speeds(workdir)
+    lines, reported = read_lines(workdir / METRICS), speeds(workdir)
     return Record(
         folder=workdir,
         config=config,

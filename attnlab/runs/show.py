@@ -9,7 +9,7 @@ from attnlab.config import flatten
 from attnlab.errors import UserError
 from attnlab.runs.record import newest
 from attnlab.tables import Column, Printer, Table, pairs
-from attnlab.train.report import read_lines
+from attnlab.train.metrics_file import METRICS, read_lines
 from attnlab.train.run import saved_config
 from attnlab.train.run import starts as run_starts
 
@@ -17,7 +17,7 @@ from attnlab.train.run import starts as run_starts
 def show_run(workdir: pathlib.Path, printer: Printer) -> None:
     """Prints a run's results and checkpoints, how it was started, and its config."""
     config, starts = saved_config(workdir), run_starts(workdir)
-    last = newest(read_lines(workdir / 'metrics.jsonl'))
+    last = newest(read_lines(workdir / METRICS))
     ordered = dict(sorted(last.items(), key=lambda item: item[0].startswith('train/')))
     printer.table(pairs('results', ordered, 'last of each metric'))
     saved = sorted(int(path.name) for path in (workdir / 'checkpoints').glob('*') if path.name.isdecimal())

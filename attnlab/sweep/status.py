@@ -15,7 +15,7 @@ from rich.text import Text
 
 from attnlab.sweep.study import Parts, Study, read_study
 from attnlab.tables import Column, Printer, Table, digits, rendered, visible
-from attnlab.train.report import whole_lines
+from attnlab.train.metrics_file import METRICS, whole_lines
 
 PAUSE = 1.0
 TABLES = ('trials', 'confirmation')
@@ -155,7 +155,7 @@ def _status(study: Study, trial: FrozenTrial) -> TrialStatus:
 
 def _step(study: Study, number: int) -> int:
     """The last step in the run's metrics."""
-    path = study.workdir(number) / 'metrics.jsonl'
+    path = study.workdir(number) / METRICS
     lines = whole_lines(path) if path.exists() else []
     found = re.match(r'\{"step": (\d+),', lines[-1]) if lines else None
     return int(found[1]) if found else 0

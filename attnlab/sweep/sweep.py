@@ -195,9 +195,8 @@ def read(config: ConfigDict) -> Sweep:
         if name in built and (goal := goal_of(built[name])) not in (None, built['goal']):
             better = 'higher' if goal == 'max' else 'lower'
             raise UserError(
-                f'config.{name} is {built[name]}, which is the better the {better}, and config.goal is '
-                f'{built["goal"]!r}; it must be {goal!r}, by which both the best trial is chosen and what is reported '
-                'is ranked'
+                f'config.{name} is {built[name]}, for which {better} is better, but config.goal is {built["goal"]!r}; '
+                f'set it to {goal!r}, which decides both which trial is best and how the reported metric is ranked'
             )
     keys = [key for dimension in space.values() for key in dimension.keys]
     if 'seed' in keys or len(set(keys)) != len(keys):

@@ -25,8 +25,8 @@ from attnlab.sweep.together import Abandoned, Followers, Order, OutOfStep, heard
 from attnlab.tables import plain_console
 from attnlab.train import launch, loop
 from attnlab.train.average import SUFFIX
+from attnlab.train.metrics_file import METRICS, read_lines
 from attnlab.train.programs import Programs, Unbuildable
-from attnlab.train.report import read_lines
 from attnlab.train.run import newest_checkpoint
 from attnlab.train.setup import Setup
 
@@ -214,7 +214,7 @@ def check_metric(metric: str, setup: Setup, key: str = 'metric') -> None:
 
 def _last(workdir: Any, metric: str, steps: int) -> float:
     """The metric after the last step, from the run's metrics."""
-    found = [line[metric] for line in read_lines(workdir / 'metrics.jsonl') if line['step'] == steps and metric in line]
+    found = [line[metric] for line in read_lines(workdir / METRICS) if line['step'] == steps and metric in line]
     if not found:
         raise UserError(f'config.metric is {metric}, which is not evaluated after the last step')
     if isinstance(found[-1], str):

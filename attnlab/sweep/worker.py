@@ -26,8 +26,8 @@ def work(folder: Path, storage: str | None, console: Console, idle: float = floa
     """Runs trials until the sweep and its confirmation are finished; returns whether they are.
 
     A worker without a trial waits up to `idle` seconds, for it may have to resume the trial of one that dies.
-    On SIGTERM or Ctrl-C it saves the current run and returns. Of several processes of
-    `jax.distributed` the first claims the trials, and the others run them with it.
+    On SIGTERM or Ctrl-C it saves the current run and returns. Of several processes of `jax.distributed` the first
+    claims the trials, and the others run them with it.
     """
     if not first():
         return _follow(folder)

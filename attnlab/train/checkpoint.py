@@ -193,7 +193,7 @@ class Checkpoints:
         self._check_structure(path, wanted)
         for name in self._saved(path):
             if name.partition('.')[0] in whole and name not in wanted:
-                raise UserError(f'{path} has an array {name}, which has no place here')
+                raise UserError(f'{path} has an array {name}, which this model does not have')
 
     def _read(self, step: int, abstract: State) -> tuple[State, Metadata]:
         path = self._directory / str(step)

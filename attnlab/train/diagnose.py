@@ -10,8 +10,7 @@ from attnlab.train.state import TrainState, joined
 
 
 def first_nonfinite(task: Task, graphdef: nnx.GraphDef, state: TrainState, batch: Batch) -> str:
-    """Names the first non-finite value, in the order: parameters, buffers, outputs of modules, loss,
-    gradients.
+    """Names the first non-finite value, in the order: parameters, buffers, outputs of modules, loss, gradients.
 
     Runs the model again, module by module, on the state and batch of the step that failed.
     """

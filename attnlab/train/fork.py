@@ -14,6 +14,7 @@ from attnlab import files
 from attnlab.config import build
 from attnlab.errors import UserError
 from attnlab.train.checkpoint import Checkpoints, copy
+from attnlab.train.metrics_file import METRICS
 from attnlab.train.run import differences, has_begun, saved_config
 from attnlab.train.schedule import in_steps
 from attnlab.train.state import TrainState
@@ -52,7 +53,7 @@ class Fork:
         start = f'from step {self.step} of {self.run}'
         if not differing:
             return start
-        return f'{start}, {" and ".join(differing)}: it is not what a run of this config from its start would be'
+        return f'{start}, {" and ".join(differing)}: the result differs from training this config from scratch'
 
     def describe(self) -> dict[str, Any]:
         """The fork as plain data, for run.json."""
@@ -79,7 +80,7 @@ class Fork:
         folder = workdir / 'checkpoints'
         if any(path.name.isdecimal() for path in folder.glob('*')):
             return
-        files.write(workdir / 'metrics.jsonl', files.read_text(self.run / 'metrics.jsonl'))
+        files.write(workdir / METRICS, files.read_text(self.run / METRICS))
         place = folder / str(self.step)
         temporary = files.temporary_name(place)
         try:

@@ -43,7 +43,7 @@ def launch(
     setup = prepare(config).restored(workdir if fork is None else fork.run)
     setup.check()
     setup.load_data()
-    facts = measured(setup)
+    facts = run_facts(setup)
     opening = [*setup.missing_layers, *(f'whole on every device: {line}' for line in setup.undivided())]
     opening.append(_headline(setup, facts, workdir, time.perf_counter() - started))
     outcome = train(
@@ -78,11 +78,11 @@ def train(
     stop: threading.Event | None = None,
     opening: Sequence[str] = (),
 ) -> str:
-    """Claims the work directory, records the start with the facts of `measured`, and trains; see `loop.train`.
+    """Claims the work directory, records the start with the facts of `run_facts`, and trains; see `loop.train`.
 
     Prints `opening` as soon as nothing refuses the run.
 
-    Raises `UserError` where the directory belongs to another config or process or holds a run that was made of others,
+    Raises `UserError` where the directory belongs to another config or process or holds a run derived from other runs,
     the data have changed, or steps to be traced were taken before.
     """
     _check_trainable(config, workdir, fork)
@@ -147,12 +147,12 @@ def _check_trainable(config: ConfigDict, workdir: pathlib.Path, fork: Fork | Non
     for folder in (workdir,) if fork is None else (workdir, fork.run):
         if made := [name for start in run.starts(folder)[-1:] for name, _ in run.makings(start)]:
             raise UserError(
-                f'{folder} holds a run that was made of others ({", ".join(made)}), which is not trained further; '
-                f'begin a new one with its parameters, as with run={folder} of configs/language.py'
+                f'{folder} holds a run derived from other runs ({", ".join(made)}), which cannot be trained further; '
+                f'start a new run from its parameters, for example with run={folder} of configs/language.py'
             )
 
 
-def measured(setup: Setup) -> dict[str, Any]:
+def run_facts(setup: Setup) -> dict[str, Any]:
     """The facts about model, kernels and data that a run records; none depends on the config's scalars."""
     parameters = sum(leaf.size for leaf in jax.tree.leaves(setup.abstract.params))
     return {

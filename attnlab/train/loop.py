@@ -15,14 +15,15 @@ from rich.console import Console
 
 from attnlab.data.pipeline import batches
 from attnlab.errors import UserError
+from attnlab.figures import loss_curve
 from attnlab.train import partition
 from attnlab.train.average import SUFFIX
 from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.diagnose import first_nonfinite
-from attnlab.train.figures import loss_curve
 from attnlab.train.fit import fitted_state
+from attnlab.train.metrics_file import METRICS, read_lines
 from attnlab.train.profile import Profile, Tracer
-from attnlab.train.report import Report, read_lines
+from attnlab.train.report import Report
 from attnlab.train.run import forked_at
 from attnlab.train.setup import Evaluator, Setup
 from attnlab.train.state import TrainState
@@ -218,7 +219,7 @@ def _evaluate(
         report.evaluation(number, name, evaluation.numbers)
         if report.writes:
             evaluation.draw(folder)
-            loss_curve(read_lines(workdir / 'metrics.jsonl'), figures / 'loss.png')
+            loss_curve(read_lines(workdir / METRICS), figures / 'loss.png')
         found |= {f'{name}/{key}': value for key, value in evaluation.numbers.items()}
     return found
 

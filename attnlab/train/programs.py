@@ -27,7 +27,7 @@ class Programs:
         self._made: collections.OrderedDict[str, tuple[Setup, dict[str, Any]]] = collections.OrderedDict()
 
     def prepare(self, config: ConfigDict) -> tuple[Setup, dict[str, Any]]:
-        """The setup of a run, and the facts of `measured`. Raises Unbuildable for a config that cannot be built."""
+        """The setup of a run, and the facts of `run_facts`. Raises Unbuildable for a config that cannot be built."""
         try:
             setup = prepare(config)
             setup.check()
@@ -42,7 +42,7 @@ class Programs:
         while len(self._made) >= KEPT:
             self._made.popitem(last=False)
         try:
-            facts = launch.measured(setup)
+            facts = launch.run_facts(setup)
         except UserError as error:
             raise Unbuildable(str(error)) from error
         self._made[key] = setup, facts

@@ -3,11 +3,8 @@
 import collections
 import contextlib
 import dataclasses
-import itertools
-import json
 import math
 import pathlib
-import sys
 import time
 import uuid
 from collections.abc import Mapping
@@ -20,12 +17,11 @@ from rich.text import Text
 from tensorboardX import SummaryWriter
 
 from attnlab import files
-from attnlab.errors import UserError, optional
+from attnlab.errors import optional
 from attnlab.metrics import bits
 from attnlab.tables import visible
 from attnlab.train.hardware import hardware
-
-SPEED = 'speed.jsonl'
+from attnlab.train.metrics_file import METRICS, SPEED, append_line, keep_until, mend, set_aside
 
 WANDB_ID = 'wandb_id'
 """The file of a work directory with the id of its run on Weights & Biases, made once."""
@@ -79,10 +75,10 @@ class Report:
         self._bar = self._closing.enter_context(_progress(console, self.writes))
         self._task = self._bar.add_task('train', total=steps, completed=start, loss='', speed='')
         if self.writes:
-            aside = None if start else set_aside(workdir / 'metrics.jsonl')
+            aside = None if start else set_aside(workdir / METRICS)
             if aside is not None:
                 self.say(aside)
-            for lost in keep_until(workdir / 'metrics.jsonl', start, settings.every, begun):
+            for lost in keep_until(workdir / METRICS, start, settings.every, begun):
                 self.say(lost)
             files.check_own(workdir, (SPEED,))
             for lost in mend(workdir / SPEED)[1]:
@@ -147,7 +143,7 @@ class Report:
         self._record(number, speed, SPEED, prefix='speed/')
         return f'{_short(tokens_per_second)} tok/s' + (f' {utilisation:.1%} MFU' if utilisation else '')
 
-    def _record(self, number: int, numbers: Mapping[str, float], file: str = 'metrics.jsonl', prefix: str = '') -> None:
+    def _record(self, number: int, numbers: Mapping[str, float], file: str = METRICS, prefix: str = '') -> None:
         if not self.writes:
             return
         append_line(self._workdir / file, {'step': number} | dict(numbers))
@@ -250,102 +246,6 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
         for name in sorted(others)
         if sums[f'{name}.count']
     }
-
-
-def append_line(path: pathlib.Path, numbers: Mapping[str, Any]) -> None:
-    """Appends one JSON object as one line, in one write. Raises `UserError` where the file is a link."""
-    finite = {name: value if math.isfinite(value) else str(value) for name, value in numbers.items()}
-    with files.appending(path) as file:
-        file.write(json.dumps(finite) + '\n')
-
-
-def set_aside(path: pathlib.Path) -> str | None:
-    """Renames the metrics of a run that begins again at step 0, since it has no checkpoint left.
-
-    Returns a line for the user; `None` where there are no metrics.
-    """
-    if not path.exists() or not path.stat().st_size:
-        return None
-    last = max((found['step'] for line in whole_lines(path) if (found := _parsed(line)) is not None), default=0)
-    names = (path.with_name(f'{path.stem}-before-{number}{path.suffix}') for number in itertools.count(1))
-    kept = path.rename(next(name for name in names if not name.exists()))
-    return (
-        f'{path} has steps up to {last}, of which no checkpoint is left: the run begins again at step 0, '
-        f'and its metrics so far are kept in {kept.name}'
-    )
-
-
-def keep_until(path: pathlib.Path, step: int, every: int, begun: int = 0) -> list[str]:
-    """Drops damaged lines, and those of steps after `step`, which will be run again; a run reports every `every` steps.
-
-    Returns a line for the user about lost reports of steps that will not be run again; those up to step `begun` were
-    made by another run, as often as it reports.
-    """
-    kept, lost = mend(path, step)
-    reported = {found['step'] for found in kept if 'train/loss' in found}
-    due = range(begun // every * every + every, step + 1, every)
-    if absent := [number for number in due if number not in reported]:
-        lost.append(
-            f'{path} lacks {len(absent)} of the reports up to the checkpoint of step {step}, from step {absent[0]} to '
-            f'{absent[-1]}: they were lost, and those steps are not taken again'
-        )
-    return lost
-
-
-def mend(path: pathlib.Path, until: float | int = math.inf) -> tuple[list[dict[str, Any]], list[str]]:
-    """Drops damaged lines, an incomplete last line, which the next would be appended to, and steps after `until`.
-
-    Returns what the others hold, and a line for the user about damaged ones.
-    """
-    lines = [(line, _parsed(line)) for line in whole_lines(path)] if path.exists() else []
-    kept = [(line, found) for line, found in lines if found is not None and found['step'] <= until]
-    if path.exists():
-        files.write(path, ''.join(f'{line}\n' for line, _ in kept))
-    damaged = sum(found is None for _, found in lines)
-    lost = [f'{path}: {damaged} damaged line{"s" if damaged > 1 else ""} dropped'] if damaged else []
-    return [found for _, found in kept], lost
-
-
-def whole_lines(path: pathlib.Path) -> list[str]:
-    """The lines that end in a newline."""
-    return files.read_text(path, errors='replace').split('\n')[:-1]
-
-
-def read_lines(path: pathlib.Path, needed: str = 'step') -> list[dict[str, Any]]:
-    """The objects of a `.jsonl` file, without an incomplete last line.
-
-    Raises `UserError` naming a damaged line, such as one without the number that is `needed`.
-    """
-    lines = whole_lines(path) if path.exists() else []
-    found = [each if each is not None and needed in each else None for each in map(_parsed, lines)]
-    if None in found:
-        raise UserError(
-            f'line {found.index(None) + 1} of {path} is damaged: {lines[found.index(None)][:40]!r}; remove that line'
-        )
-    return [line for line in found if line is not None]
-
-
-def speeds(workdir: pathlib.Path) -> list[float]:
-    """Tokens a second of training, as a run reported them. Raises `UserError` naming a damaged line."""
-    return [float(line['tokens_per_second']) for line in read_lines(workdir / SPEED, 'tokens_per_second')]
-
-
-def _parsed(line: str) -> dict[str, Any] | None:
-    """The numbers of a line with its step; `None` for a damaged one."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, dict) or type(found.get('step')) is not int:
-        return None
-    return found if all(map(_is_number, found.values())) else None
-
-
-def _is_number(value: Any) -> bool:
-    """Whether `append_line` writes a value so; numbers that are not finite are text."""
-    if isinstance(value, str):
-        return value in ('nan', 'inf', '-inf')
-    return type(value) is float or (type(value) is int and abs(value) <= sys.float_info.max)
 
 
 def _progress(console: Console, shown: bool) -> Progress:

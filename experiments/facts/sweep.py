@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from attnlab.analysis.asked import Asked
+from attnlab.analysis.asked import Query
 from attnlab.analysis.editing import Edit, Editor
 from attnlab.analysis.interventions import last_map
 from attnlab.analysis.tracing import trace
@@ -126,7 +126,7 @@ def corrupted(facts, rng, count):
     tokens, changed = (np.stack([each.tokens for each in rows]).astype(np.int32) for rows in (clean, others))
     asked = np.full(count, ASKED, np.int32)
     answers = np.array([each.targets[0] for each in clean], np.int32)
-    return Asked(tokens, asked, answers, Context.full(count, PROMPT)), changed
+    return Query(tokens, asked, answers, Context.full(count, PROMPT)), changed
 
 
 def places(model):

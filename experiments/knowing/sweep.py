@@ -7,7 +7,7 @@ from rich.console import Console
 
 from attnlab.analysis import scores
 from attnlab.analysis.outputs import outputs
-from attnlab.analysis.uncertainty import Asked, Scores, analyse_uncertainty
+from attnlab.analysis.uncertainty import Scores, UncertaintyRequest, analyse_uncertainty
 from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.data.vision.shapes import Count
@@ -57,8 +57,8 @@ def measure(finished: Finished):
     small = finished.workdir.parent / f'{recipe}-small-{seed}'
     with (finished.workdir / 'analysis.txt').open('w') as log:
         printer = Printer(Console(file=log, width=120))
-        found = analyse_uncertainty(finished.workdir, printer, Asked(alpha=ALPHA))
-        cascade = Asked(second=finished.workdir)
+        found = analyse_uncertainty(finished.workdir, printer, UncertaintyRequest(alpha=ALPHA))
+        cascade = UncertaintyRequest(second=finished.workdir)
         both = analyse_uncertainty(small, printer, cascade).cascade if model == 'large' else None
     return {
         'accuracy': finished.last('test/all/accuracy'),

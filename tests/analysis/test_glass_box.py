@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from attnlab.analysis.glass_box import self_judged, statistics
+from attnlab.analysis.glass_box import row_statistics, self_judged
 
 
 def test_statistics_by_hand():
     p = np.array([[0.8, 0.1, 0.1], [0.4, 0.3, 0.3]])
-    found = statistics(np.log(p) + 2.0)
+    found = row_statistics(np.log(p) + 2.0)
     assert found['log-probability'] == pytest.approx(np.log([0.8, 0.4]).mean())
     assert found['negative entropy'] == pytest.approx(np.mean(np.sum(p * np.log(p), axis=1)))
     assert found['sure'] == 0.5 and found['variance'] == pytest.approx(p.var(axis=1).mean())

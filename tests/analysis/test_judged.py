@@ -71,7 +71,10 @@ def test_mistakes_are_named(runs, capsys):
     drawing, judging = f'--workdir={runs / "drawing"}', f'--judge={runs / "judge"}'
     for arguments, message in (
         ((f'--workdir={runs / "judge"}', judging), '--judge is for runs that draw images; '),
-        ((drawing, f'--judge={runs / "drawing"}'), 'was trained for Diffusion; what is analysed here is a classifier'),
+        (
+            (drawing, f'--judge={runs / "drawing"}'),
+            f'--judge must name a classifier, with one label a row; {runs / "drawing"} was trained for Diffusion',
+        ),
         (
             (drawing, '--reuse=0.2'),
             '--reuse is for a run that draws images, which --judge=RUN has another run classify',

@@ -21,7 +21,7 @@ from attnlab.analysis.neighbours import (
     mixed,
     nearest,
 )
-from attnlab.analysis.prediction import Asked
+from attnlab.analysis.prediction import HeadCalls
 from attnlab.blocks.block import Block
 from attnlab.context import Context
 from attnlab.data.synthetic.ranked import RankedTransitions
@@ -100,7 +100,7 @@ def test_keys_are_what_the_last_layer_reads_and_makes(monkeypatch):
     # What is asked of a run is its task, its program and its variables: none need be trained.
     graphdef, variables = nnx.split(model)
     loaded = Mock(spec=Loaded, setup=Mock(task=task, graphdef=graphdef, jit=jax.jit), variables=variables)
-    there = Asked(np.ones((3, 8)), np.zeros((3, 12)), np.zeros(3), np.zeros(3, int), None, np.ones((3, 1), bool))
+    there = HeadCalls(np.ones((3, 8)), np.zeros((3, 12)), np.zeros(3), np.zeros(3, int), None, np.ones((3, 1), bool))
     monkeypatch.setattr('attnlab.analysis.neighbours.predictions', lambda *_: [there])
     both = compared(loaded, [batch], tuple(KEYS))
     assert tuple(both.states) == tuple(KEYS)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from attnlab.analysis import heads
-from attnlab.analysis.prediction import Asked, _examined, matrix_of
+from attnlab.analysis import output_head
+from attnlab.analysis.prediction import HeadCalls, _examined, matrix_of
 from attnlab.models.heads.classification import ClassificationHead
 from attnlab.models.heads.language import LanguageHead
 from attnlab.quantize.formats import Symmetric
@@ -24,7 +24,7 @@ def rows():
     def row(shift):
         hidden = (rng.standard_normal((40, WIDTH)) + shift).astype(np.float32)
         contexts, targets = (rng.integers(0, TOKENS, 40).astype(np.int32) for _ in range(2))
-        return Asked(hidden, np.zeros((40, TOKENS)), rng.uniform(1, 2, 40), targets, contexts, np.ones(40, bool))
+        return HeadCalls(hidden, np.zeros((40, TOKENS)), rng.uniform(1, 2, 40), targets, contexts, np.ones(40, bool))
 
     return [row(3.0), row(4.0)]
 
@@ -62,9 +62,9 @@ def test_the_spectrum_is_of_log_probabilities_less_their_mean_over_targets(rows,
 
 
 def test_heads_are_refitted_to_one_half_and_measured_on_the_other(head, rows, examined):
-    fitted, other = (heads.Predictions(row.hidden, row.targets) for row in rows)
+    fitted, other = (output_head.Predictions(row.hidden, row.targets) for row in rows)
     for held_out, same in ((other, True), (fitted, False)):
-        found = heads.refits(np.asarray(head.weight[...]), fitted, held_out, (1, WIDTH))
+        found = output_head.refits(np.asarray(head.weight[...]), fitted, held_out, (1, WIDTH))
         np.testing.assert_allclose([each.fitted for each in found], [each.fitted for each in examined.refits])
         losses = ([each.held_out for each in refits] for refits in (found, examined.refits))
         assert np.allclose(*losses, rtol=1e-4) == same

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab.analysis.asked import Asked, prompts
+from attnlab.analysis.asked import Query, prompts
 from attnlab.analysis.interventions import causal_trace
 from attnlab.cli import main
 from attnlab.context import Context
@@ -22,7 +22,7 @@ def test_all_comes_back_at_the_token_that_is_asked_and_nothing_where_prompts_agr
     model = made('nope', heads=2)
     tokens = jnp.asarray([[3, 1, 4, 1], [2, 5, 0, 6]])
     others = tokens.at[:, 1].set(jnp.asarray([6, 3]))
-    asked = Asked(np.asarray(tokens), np.asarray([3, 3]), np.asarray([2, 0]), Context.full(2, 4))
+    asked = Query(np.asarray(tokens), np.asarray([3, 3]), np.asarray([2, 0]), Context.full(2, 4))
     corrupted = model.embed(others, asked.ctx)
     run = jax.jit(lambda: causal_trace(model, tokens, asked.ctx, corrupted, asked.score(model)))
     maps, clean, corrupted = run()

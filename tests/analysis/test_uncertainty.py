@@ -11,7 +11,7 @@ from scipy.special import softmax
 
 from attnlab.analysis import odin, uncertainty
 from attnlab.analysis.outputs import Outputs, changed
-from attnlab.analysis.uncertainty import Asked, Scores, examined, recent
+from attnlab.analysis.uncertainty import Scores, UncertaintyRequest, examined, recent
 from attnlab.errors import UserError
 from attnlab.models.heads.classification import ClassificationHead
 from attnlab.models.heads.evidential import EvidentialHead
@@ -156,7 +156,7 @@ def test_all_of_an_ensemble_cost(monkeypatch):
     found = examined(known, known, Scores(), 0.1, {})
     for count in (1, 3):
         here, other = pathlib.Path('here'), pathlib.Path('other')
-        both = uncertainty._handed_on(found, Asked(second=other), here, [run] * count, {}, known, 'test')
+        both = uncertainty._handed_on(found, UncertaintyRequest(second=other), here, [run] * count, {}, known, 'test')
         assert both.cascade.cost[0] == count
 
 

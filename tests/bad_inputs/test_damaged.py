@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from attnlab.cli import main
-from attnlab.train.report import keep_until
+from attnlab.train.metrics_file import keep_until
 
 READERS = ('show {run}', 'compare {run} --out={tmp}/out', 'eval --workdir={run}')
 CONTENTS = ('', '{', '[]', 'null', '{"a": 1}', '\udcff\udcfe')

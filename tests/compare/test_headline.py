@@ -55,15 +55,15 @@ def test_whoever_is_not_separated_from_the_best_is_named_and_takes_its_bold():
 def test_one_seed_and_two_separate_nothing():
     one, two = of_seeds([0.9]), of_seeds([0.1, 0.2])
     assert separated(one, LOW) is None and separated(two, LOW) is None and separated(SURE, LOW)
-    assert 'one seed only, which separates nothing: b has 0.1' in said(Entrant('a', one), Entrant('b', of_seeds([0.1])))
+    assert 'one seed cannot separate it from b (0.1' in said(Entrant('a', one), Entrant('b', of_seeds([0.1])))
     found = said(Entrant('a', SURE), Entrant('b', two))
-    assert 'two seeds only, which separates nothing: b has 0.15' in found
+    assert 'two seeds cannot separate it from b (0.15' in found
     left = Measured(0.95, None, None, 3, 'survivors')
     found = said(Entrant('a', SURE), Entrant('b', left))
-    assert '0.950 (3 seeds, without those that failed); a mean without the seeds that failed separates nothing' in found
+    assert '0.950 (3 seeds, without those that failed); a mean that leaves out failed seeds cannot separate it' in found
     assert not stands_out([Entrant('b', left), Entrant('a', LOW)])
     assert said(Entrant('a', SURE), Entrant('b', dataclasses.replace(left, mean=0.5))).endswith(
-        'separates nothing: b has 0.500 without its failed seeds.'
+        'cannot separate it from b (0.500 without its failed seeds).'
     )
     assert said(Entrant('a', SURE)) == 'a reaches accuracy on Recall: 0.910 ± 0.025 (95 %, 3 seeds).'
     assert said(Entrant('a', Measured(math.nan, None, None, 1, 'one'))).startswith('Nothing to compare yet')

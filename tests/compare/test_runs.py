@@ -181,7 +181,10 @@ def test_one_table_one_figure_the_same_twice(made, tmp_path, capsys):
     assert names == ['index.html', 'runs.csv', 'runs.png', 'runs.svg']
     page = (tmp_path / 'one' / 'index.html').read_text()
     assert '<h1>Which of 3 runs is best on each of 2 tasks?</h1>' in page and page.count('class="lead"') == 2
-    assert 'mha has the highest test/1x/accuracy on MultiQueryRecall' in printed and 'one seed only' in printed
+    assert (
+        'mha has the highest test/1x/accuracy on MultiQueryRecall' in printed
+        and 'one seed cannot separate it' in printed
+    )
     assert '(a label shown)' in printed and page.count('<li>parameters (1,000 to 2,000)</li>') == 1
     above, table = page.index('<li>parameters (1,000'), page.index('<i>a label shown</i>')
     assert page.index('class="lead"') < page.index('NOT MATCHED') < above < page.index('class="large"') < table

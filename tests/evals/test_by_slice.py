@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from attnlab import figures
 from attnlab.evals import by_slice
 from attnlab.evals.by_slice import BySlice, SlicedEvaluation
 from attnlab.evals.cadence import AtEnd
 from attnlab.metrics import Average
-from attnlab.train import figures
 from attnlab.train.setup import prepare
 from configs import series
 

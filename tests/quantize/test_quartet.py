@@ -24,8 +24,8 @@ from attnlab.quantize.quartet import Quartet, QuartetLinear, blocks, product, ro
 from attnlab.runs.loading import load_run
 from attnlab.testing.noise import perturbed
 from attnlab.train.checkpoint import Checkpoints
+from attnlab.train.metrics_file import read_lines
 from attnlab.train.redraw import redrawn
-from attnlab.train.report import read_lines
 from attnlab.train.run import saved_config
 from attnlab.train.setup import prepare
 from attnlab.train.state import joined, split

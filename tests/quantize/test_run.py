@@ -16,7 +16,7 @@ from attnlab.quantize.layers import Quantization, linear_maps
 from attnlab.runs.loading import load_run
 from attnlab.runs.record import read_record
 from attnlab.train.launch import launch
-from attnlab.train.report import read_lines
+from attnlab.train.metrics_file import read_lines
 from attnlab.train.run import saved_config
 from tests.bad_inputs.conftest import originals
 

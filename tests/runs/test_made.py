@@ -62,7 +62,7 @@ def test_an_interrupted_command_leaves_no_parameters_to_another(source, tmp_path
     # It is not trained further, here or in another folder.
     config = run.saved_config(out)
     for folder, fork in ((out, None), (tmp_path / 'fork', Fork(out, 4, True))):
-        with pytest.raises(UserError, match=f'{out} holds a run that was made of others .edited.'):
+        with pytest.raises(UserError, match=f'{out} holds a run derived from other runs .edited.'):
             launch(config, folder, console=Console(quiet=True), fork=fork)
     # What is made of that says so.
     again = tmp_path / 'again'

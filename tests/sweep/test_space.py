@@ -230,8 +230,8 @@ def test_what_is_reported_has_the_goal_of_what_is_chosen_by():
         config.reported = 'test/loss'
     assert read(config).score == 'test/loss'
     for metric, reported, goal, message in (
-        ('valid/loss', 'test/accuracy', 'min', "reported is test/accuracy, which is the better the higher, .*'max'"),
-        ('valid/si_snr_improvement', 'test/loss', 'max', "reported is test/loss, .* the better the lower, .*'min'"),
+        ('valid/loss', 'test/accuracy', 'min', "reported is test/accuracy, for which higher is better, .*'max'"),
+        ('valid/si_snr_improvement', 'test/loss', 'max', "reported is test/loss, .* lower is better, .*'min'"),
         ('valid/1x/accuracy', 'test/1x/accuracy', 'min', "metric is valid/1x/accuracy, .*'max'"),
     ):
         with config.unlocked():

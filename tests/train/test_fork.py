@@ -149,7 +149,10 @@ def test_a_fork_whose_steps_were_others_says_by_which_keys(key, tmp_path):
             config_path.set_value(key, config, value)
     found = fork_of(tmp_path, config)
     assert said in found.other_updates and found.other_rows == ()
-    assert re.search(r'whose steps up to there were not those of this run \(.*what a run of this config', str(found))
+    assert re.search(
+        r'whose steps up to there were not those of this run \(.*the result differs from training this config',
+        str(found),
+    )
     assert found.describe()['other_updates'] == list(found.other_updates)
 
 
@@ -203,7 +206,7 @@ def test_a_fork_with_another_model_or_optimiser_is_refused_and_nothing_is_left(c
     for other, reason in (
         (('--config.model.stack.depth=2',), r'is float32 \(1, 16\) in .*, but float32 \(2, 16\) here'),
         (('--config.optimizer.ema=0.9',), 'has no array average'),
-        (lion, 'has an array opt_state.*nu.*, which has no place here'),
+        (lion, 'has an array opt_state.*nu.*, which this model does not have'),
     ):
         capsys.readouterr()
         assert main([*again, *other]) == 2

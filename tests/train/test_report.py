@@ -13,7 +13,8 @@ from attnlab.errors import UserError
 from attnlab.tables import plain_console
 from attnlab.train import report as train_report
 from attnlab.train.hardware import Hardware
-from attnlab.train.report import Report, Reporting, keep_until, means, read_lines
+from attnlab.train.metrics_file import read_lines
+from attnlab.train.report import Report, Reporting, means
 
 
 def report(folder, start=0, sums=None, every=2, out=None):
@@ -106,14 +107,6 @@ def test_a_resumed_report_writes_the_same_bytes(tmp_path):
     second.step(4, metrics(losses[3]), 0.5)
     second.close()
     assert (parts / 'metrics.jsonl').read_bytes() == (whole / 'metrics.jsonl').read_bytes()
-
-
-def test_lines_after_the_checkpoint_and_half_a_line_are_dropped(tmp_path):
-    path = tmp_path / 'metrics.jsonl'
-    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
-    keep_until(path, 2, every=1)
-    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
-    assert [child.name for child in tmp_path.iterdir()] == ['metrics.jsonl']
 
 
 def test_half_a_line_of_speeds_is_dropped_before_another_is_written(tmp_path):

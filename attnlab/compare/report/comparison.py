@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from attnlab import config as configs
 from attnlab.compare.baselines import Baselines, trivial_scores
-from attnlab.compare.costs import matched_cost
+from attnlab.compare.costs import matched_cost, shown_size
 from attnlab.compare.equality import unmatched
 from attnlab.compare.intervals import area, best, expected_best, over_trials, top_quarter
 from attnlab.compare.measures import measure
@@ -385,8 +385,8 @@ def print_comparison(comparison: Comparison, printer: Printer, *, strict: bool =
         f'{comparison.metric}{confirmed}; tokens and FLOPs of the steps taken; trials done/pruned/failed; best: one '
         'trial; expected best: of a quarter of the trials; top quarter: median of the best quarter; area: mean over '
         'log learning rate, at equal steps; these with intervals over trials (bootstrap, 88 to 96% in simulation) and '
-        "the noise of the test set; confirmed: Student's t at 95% over seeds, and that noise; of two seeds the least "
-        'and the most, of one, and where others failed, nothing'
+        "the noise of the test set; confirmed: Student's t at 95% over seeds, and that noise; for two seeds, their "
+        'range; for one seed, or where others failed, no interval'
     )
     for said in filter(None, (comparison.left_out, comparison.at_an_end)):
         printer.line(said)
@@ -421,11 +421,6 @@ def _spent(row: StudyResult) -> tuple[float | None, int | None]:
 
 
 COLUMNS = tuple(RANKS)
-
-
-def shown_size(size: float) -> str:
-    """A size by any measure: what is counted with every digit, what is timed with few."""
-    return f'{size:,.0f}' if size == int(size) else f'{size:,.6g}'
 
 
 def shown_interval(one: Measured) -> str:

@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from attnlab import config as configs
 from attnlab.compare import equality
-from attnlab.compare.costs import COSTS, WEIGHTS, matched_cost
+from attnlab.compare.costs import COSTS, WEIGHTS, matched_cost, pareto
 from attnlab.compare.equality import Equality, differing, of_conditions, of_kinds, of_measure
 from attnlab.compare.report.comparison import (
     STATES,
@@ -229,15 +229,6 @@ def _curves(study: Study) -> dict[str, Sequence[tuple[int, float]]]:
     best = study.best()
     record = None if best is None else recorded(study.workdir(best.number))
     return {} if record is None else curves(record, study.sweep.metric)
-
-
-def pareto(points: Sequence[tuple[float, float] | None]) -> list[bool]:
-    """Of points (cost, loss), both better when less: whether no other is at least as good in both and better in one."""
-    known = [point for point in points if point is not None]
-    return [
-        point is not None and not any(one[0] <= point[0] and one[1] <= point[1] and one != point for one in known)
-        for point in points
-    ]
 
 
 def frontier(contents: Contents, cost: str, rows: Sequence[StudyResult]) -> list[bool]:

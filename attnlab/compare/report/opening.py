@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attnlab.compare.axes import Style, short
+from attnlab.compare.costs import COSTS, LARGE, OPENING, pareto, shown_cost
 from attnlab.compare.equality import unmatched
 from attnlab.compare.headline import Entrant, ranked, sentence, shown_digits, stands_out
 from attnlab.compare.report.chart import (
@@ -23,32 +24,12 @@ from attnlab.compare.report.chart import (
 )
 from attnlab.compare.report.style import themed
 from attnlab.evals.measured import Measured
-
-COST_TITLES = {
-    'state_bytes': 'State',
-    'state_bytes_8x': 'State at 8x',
-    'flops': 'Training FLOPs',
-    'parameters': 'Parameters',
-    'weight_bytes': 'Weights',
-    'bits': 'Bits a parameter',
-    'tokens_per_second': 'Tokens/s',
-}
-"""What costs are called at the head of a column, in the order of the columns."""
-
-LARGE = {
-    'bits': ('bits a parameter', ' bits a parameter'),
-    'weight_bytes': ('bytes of weights', ' of weights'),
-    'state_bytes': ('bytes of state a sequence', ' of state'),
-    'flops': ('training FLOPs', ' training FLOPs'),
-    'parameters': ('parameters', ' parameters'),
-}
-"""Costs that the large figure may be over, the first that tells the entries apart: along an axis, and after a number.
-Bits of a parameter do where there are as many parameters; elsewhere bytes of weights say what both come to."""
+from attnlab.tables import in_bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """One of the things compared: its name, its score, and what it costs by the keys of `COST_TITLES`."""
+    """One of the things compared: its name, its score, and what it costs by the fields of `OPENING`."""
 
     name: str
     score: Measured
@@ -112,36 +93,18 @@ class Opening:
             metric=self.metric,
             higher=self.higher,
             task=self.task,
-            shown_cost=lambda value: f'{shown_cost(cost or "", value)}{LARGE[cost][1] if cost else ""}',
+            shown_cost=lambda value: f'{shown_briefly(cost or "", value)}{_large(cost)[1]}',
             baselines=self.baselines,
         )
 
 
-def shown_cost(cost: str, value: int | float | None) -> str:
+def shown_briefly(cost: str, value: int | float | None) -> str:
     """A cost in few characters; a model without a state does not stream."""
     if value is None or not math.isfinite(value):
         return '–'
-    if cost.startswith('state_bytes'):
-        return in_bytes(value) if value else 'no stream'
-    if cost == 'weight_bytes':
-        return in_bytes(value)
-    if cost == 'bits':
-        return f'{value:.2f}'
-    return f'{value:.3g}' if cost == 'flops' else f'{value:,.0f}'
-
-
-def in_bytes(size: int | float) -> str:
-    """Bytes, in the unit that leaves few digits."""
-    value, unit = _unit(size)
-    return f'{value:,.0f} {unit}' if unit == 'B' else f'{value:,.1f} {unit}'
-
-
-def _unit(size: int | float) -> tuple[int | float, str]:
-    for unit in ('B', 'KiB', 'MiB', 'GiB'):
-        if size < 1024:
-            return size, unit
-        size /= 1024
-    return size, 'TiB'
+    if cost.startswith('state_bytes') and not value:
+        return 'no stream'
+    return f'{value:.3g}' if cost == 'flops' else shown_cost(cost, float(value))
 
 
 def lead(opening: Opening) -> str:
@@ -157,20 +120,20 @@ HEADER = ('name', 'cost', 'score', 'low', 'high', 'pareto_optimal', 'seeds_faile
 def lines(opening: Opening) -> list[tuple[Any, ...]]:
     """Everything that the large figure draws, the best first."""
     order = [one for one in opening.order if math.isfinite(one.score.mean)]
-    costs = [(one.cost, -one.score.mean if opening.higher else one.score.mean) for one in order]
+    points = [
+        None if one.cost is None else (float(one.cost), -one.score.mean if opening.higher else one.score.mean)
+        for one in order
+    ]
     found = []
-    for one, point in zip(order, costs, strict=True):
-        worse = any(_dominates(other, point) for other in costs)
+    for one, optimal in zip(order, pareto(points), strict=True):
         low, high = (one.score.mean if end is None else end for end in (one.score.low, one.score.high))
-        optimal, lacks = opening.cost is not None and not worse, one.score.kind == 'survivors'
-        found.append((one.name, one.cost, one.score.mean, low, high, optimal, lacks))
+        found.append((one.name, one.cost, one.score.mean, low, high, optimal, one.score.kind == 'survivors'))
     return found
 
 
-def _dominates(one: tuple[float | None, float], other: tuple[float | None, float]) -> bool:
-    if one[0] is None or other[0] is None:
-        return False
-    return one[0] <= other[0] and one[1] <= other[1] and one != other
+def _large(cost: str | None) -> tuple[str, str]:
+    """What a cost of the large figure is called along its axis, and after a number; nothing of none."""
+    return (COSTS[cost].large if cost else None) or ('', '')
 
 
 def draw(opening: Opening, rows: Sequence[tuple[Any, ...]], size: tuple[int, int]) -> str:
@@ -185,7 +148,7 @@ def draw(opening: Opening, rows: Sequence[tuple[Any, ...]], size: tuple[int, int
     if cost is None:
         return rows_chart(spots, opening.looks, score, opening.baselines, title(opening), size[0])
     binary = cost in ('state_bytes', 'weight_bytes')
-    along = Axis(LARGE[cost][0], _round_bytes if binary else short, binary=binary)
+    along = Axis(_large(cost)[0], _round_bytes if binary else short, binary=binary)
     return score_chart(spots, opening.looks, along, score, opening.baselines, title(opening), size)
 
 
@@ -201,8 +164,7 @@ def _score_axis(opening: Opening) -> Axis:
 
 def _round_bytes(size: int | float) -> str:
     """Bytes along an axis."""
-    value, unit = _unit(size)
-    return f'{value:.4g} {unit}'
+    return in_bytes(size, '.4g')
 
 
 def short_score(value: int | float) -> str:
@@ -213,7 +175,7 @@ def short_score(value: int | float) -> str:
 def title(opening: Opening) -> str:
     """What the large figure shows, for those who do not see it: the scores among it."""
     cost = opening.cost
-    over = f' over {LARGE[cost][0]}' if cost else ''
+    over = f' over {_large(cost)[0]}' if cost else ''
     digits = shown_digits([one.score for one in opening.entries])
     shown = ', '.join(f'{one.name} {one.score.text(digits)}' for one in opening.order[:12])
     return f'{opening.metric} on {opening.task}{over}: {shown}'
@@ -229,7 +191,7 @@ def figure(opening: Opening, links: str) -> str:
     values = [value for row in rows for value in row[2:5]]
     across = shown_lines(opening.baselines, values, _score_axis(opening))
     baselines = ' Dashed: what trivial predictors reach.' if across else ''
-    joined = ' A line joins what nothing beats in both.' if opening.cost and sum(row[5] for row in rows) > 1 else ''
+    joined = ' The line joins the Pareto-optimal entries.' if opening.cost and sum(row[5] for row in rows) > 1 else ''
     bars = ' Bars are intervals at 95 % (of two seeds, their range).' if any(row[3] != row[4] for row in rows) else ''
     lacking = f' {DAGGER} Some of its seeds failed; the mean is of the others.' if any(row[6] for row in rows) else ''
     caption = f'{html.escape(opening.metric)} on {html.escape(opening.task)}.{bars}{joined}{baselines}{lacking}'
@@ -264,17 +226,17 @@ def table(opening: Opening, heads: Mapping[str, str]) -> str:
     by_name = {one.name: one for one in opening.entries}
     costs = [
         cost
-        for cost in COST_TITLES
+        for cost in OPENING
         if cost not in opening.matched and any(entry.costs.get(cost) is not None for entry in opening.entries)
     ]
-    titles = [html.escape(opening.metric), 'n', *(COST_TITLES[cost] for cost in costs)]
+    titles = [html.escape(opening.metric), 'n', *(COSTS[cost].title for cost in costs)]
     bold = stands_out(order)
     body = []
     for place, one in enumerate(order):
         score = _score(one.score, digits)
         entry = by_name[one.name]
         cells = [f'<b>{score}</b>' if bold and place == 0 else score, re.sub('(?<!,) ', '\u00a0', evidence(one.score))]
-        cells += [html.escape(shown_cost(cost, entry.costs.get(cost))) for cost in costs]
+        cells += [html.escape(shown_briefly(cost, entry.costs.get(cost))) for cost in costs]
         body.append(_row(heads[one.name], cells, titles))
     for name, value in sorted(opening.baselines.items(), key=lambda item: item[1], reverse=opening.higher):
         cells = [f'{value:.{digits}f}', *[''] * (len(titles) - 1)]
@@ -318,7 +280,7 @@ def caption(opening: Opening) -> str:
         parts.append('of one seed, ± is the noise of the finite test set alone, which says nothing of other seeds')
     digits = shown_digits([entry.score for entry in opening.entries])
     if any('[' in entry.score.text(digits) for entry in opening.entries):
-        parts.append('square brackets are the ends of an interval that has the value not in its middle')
+        parts.append('square brackets are the ends of an interval that is not symmetric about the value')
     if 'one' in errors:
         parts.append('one value has no error')
     if 'survivors' in errors:

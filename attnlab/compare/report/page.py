@@ -13,14 +13,14 @@ from rich.console import Console
 
 from attnlab import files
 from attnlab.compare.axes import Style, styles
-from attnlab.compare.costs import matched_cost
+from attnlab.compare.costs import OPENING, matched_cost
 from attnlab.compare.report import figures, tables
 from attnlab.compare.report import opening as openings
 from attnlab.compare.report.chart import WIDE
 from attnlab.compare.report.comparison import ranked_metric, scored, scored_metric
 from attnlab.compare.report.contents import Contents, Costs
 from attnlab.compare.report.figures import Plot, svg, swatch
-from attnlab.compare.report.opening import COST_TITLES, Opening, Scored
+from attnlab.compare.report.opening import Opening, Scored
 from attnlab.compare.report.style import SCRIPT, STYLE, themed
 from attnlab.compare.report.tables import link
 from attnlab.evals.measured import is_share
@@ -100,7 +100,7 @@ def opening_of(contents: Contents) -> Opening:
 
 def _shown(costs: Costs) -> dict[str, float | None]:
     """Those that the opening may show."""
-    return {name: cost for name, cost in dataclasses.asdict(costs).items() if name in COST_TITLES}
+    return {name: cost for name, cost in dataclasses.asdict(costs).items() if name in OPENING}
 
 
 def question(contents: Contents) -> str:
@@ -287,7 +287,7 @@ def _rates(contents: Contents) -> str:
     return (
         f'Every trial of a study, those of the others in grey behind it, all on the same axes. {shapes}Filled: ran to '
         'the end; hollow: pruned, with its value at that step; cross at the upper edge: failed. Where several trials '
-        'share a rate, the line is their median and the band reaches from the least to the most. '
+        'share a rate, the line is their median and the band spans their minimum and maximum. '
         f'{html.escape(contents.comparison.at_an_end)}'
     ).strip()
 
@@ -306,15 +306,15 @@ def _measured_on(contents: Contents) -> str:
 
 INTERVALS = """\
 FLOPs and tokens are those of the steps that trials took, pruned and failed ones too. Trials are done / pruned /
-failed; a failed one counts as the worst that did not fail, a pruned one as its value when it was pruned. Best: one
-trial, chosen for its value, which is therefore too good. Expected best: of a quarter of the trials (Dodge et al.
-2019). Top quarter: the median of the best quarter. Area: the mean over the logarithm of the learning rate, by
+failed; a failed one counts as the worst that did not fail, a pruned one as its value when it was pruned. Best: the
+best single trial; being selected for its value, it is optimistic. Expected best: of a quarter of the trials (Dodge et
+al. 2019). Top quarter: the median of the best quarter. Area: the mean over the logarithm of the learning rate, by
 trapezoids, of values at the last step that every trial of all studies reached. Brackets of these are over trials: the
 deviation of 1000 bootstrap resamples times Student's t, which covered 88 to 96 % in simulations of 8 and 16 trials,
 and the noise of the examples or documents evaluated on where it was recorded of every trial.
 Confirmed: the mean of the winner's settings with fresh seeds, with a 95 % interval by Student's t over seeds, and the
-noise of the examples or documents evaluated on where it was recorded; of two seeds the least and the most; of one,
-and where some of the seeds failed, none."""
+noise of the examples or documents evaluated on where it was recorded; for two seeds, their range; for one seed,
+or where others failed, no interval."""
 
 COSTS = f"""\
 {tables.OPTIMAL} marks what is Pareto-optimal: no other study is at least as good in both the score and this cost,
@@ -328,8 +328,8 @@ A second metric of the same evaluation: the best final value of any trial of a s
 best above; marks and bars as there."""
 
 LENGTHS = """\
-Each study's best trial, evaluated at multiples of the length it was trained on; the band reaches from the least to the
-most of the trials that confirm it with fresh seeds and did not fail."""
+Each study's best trial, evaluated at multiples of the length it was trained on; the band spans the minimum
+and maximum of the trials that confirm it with fresh seeds and did not fail."""
 
 STATISTICS = 'The statistics of the table with their intervals.'
 

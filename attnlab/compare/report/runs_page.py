@@ -4,9 +4,10 @@ import html
 from collections.abc import Mapping, Sequence
 
 from attnlab.compare.axes import Style, styles
+from attnlab.compare.costs import OPENING
 from attnlab.compare.report import opening as openings
 from attnlab.compare.report.figures import swatch
-from attnlab.compare.report.opening import COST_TITLES, Opening, Scored
+from attnlab.compare.report.opening import Opening, Scored
 from attnlab.compare.report.page import folded, key, shell, unmatched
 from attnlab.compare.runs import RunResult, costs_of, short_names
 
@@ -21,7 +22,7 @@ def runs_opening(
     names = short_names(group)
     baselines = {name: value for one in group for name, value in one.baselines.items()}
     # Bytes of weights follow from the parameters, unless some have few bits.
-    costs = [cost for cost in COST_TITLES if cost in costs_of(group)]
+    costs = [cost for cost in OPENING if cost in costs_of(group)]
     entries = [
         Scored(name, one.measured, {cost: _known(getattr(one, cost)) for cost in costs})
         for name, one in zip(names, group, strict=True)

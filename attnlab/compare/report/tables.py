@@ -7,21 +7,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from attnlab.compare.axes import styles
-from attnlab.compare.costs import COSTS
+from attnlab.compare.costs import COSTS, shown_cost, shown_size
 from attnlab.compare.equality import Equality, differing
-from attnlab.compare.report.comparison import COLUMNS, STATES, Comparison, StudyResult, shown_size
+from attnlab.compare.report.comparison import COLUMNS, STATES, Comparison, StudyResult
 from attnlab.compare.report.contents import Contents, StudyContents, Trial, costs_of, frontier
 from attnlab.compare.report.figures import swatch
 from attnlab.compare.report.measured import shown_versions
-from attnlab.compare.report.opening import in_bytes
 from attnlab.evals.measured import Measured
-from attnlab.tables import csv_lines
+from attnlab.tables import csv_lines, in_bytes
 
 NONE = '<span class="none">–</span>'
 OPTIMAL = '<span class="optimal" title="Pareto-optimal: no study is better in both">◆</span>'
-
-BYTES = ('state_bytes', 'state_bytes_8x', 'peak_bytes', 'weight_bytes')
-WHOLE_NUMBERS = ('parameters', 'tokens_per_second')
 
 
 def table(headers: Sequence[str], groups: Iterable[tuple[str, Sequence[Sequence[str]]]], name: str) -> str:
@@ -113,7 +109,7 @@ def _costs(studies: Sequence[StudyContents], cost: str) -> list[str]:
     if cost == 'decode_ms':
         digits = decimals([value for value in values if value is not None], significant=3)
         return [NONE if value is None else number(value, digits) for value in values]
-    return [NONE if value is None else _cost(cost, value) for value in values]
+    return [NONE if value is None else shown_cost(cost, value) for value in values]
 
 
 def measured_table(contents: Contents) -> str:
@@ -158,7 +154,8 @@ def _equality(one: Equality, contents: Contents) -> list[str]:
     if one.spread is not None and one.spread > 1 / 3:
         spread = f'{one.most[0] / one.least[0]:.3g}x'
     ends = [
-        f'{_cost(one.name, value)} <span class="whose">{html.escape(of)}</span>' for value, of in (one.least, one.most)
+        f'{shown_cost(one.name, value)} <span class="whose">{html.escape(of)}</span>'
+        for value, of in (one.least, one.most)
     ]
     return [html.escape(name), verdict, spread, *ends]
 
@@ -166,17 +163,6 @@ def _equality(one: Equality, contents: Contents) -> list[str]:
 def _verdict(text: str, one: Equality) -> str:
     kind = 'yes' if one.equal else 'no' if one.required else 'other'
     return f'<span class="{kind}">{"✓" if one.equal else "✗" if one.required else "≠"} {html.escape(text)}</span>'
-
-
-def _cost(cost: str, value: float) -> str:
-    """A cost on its own."""
-    if cost in BYTES:
-        return in_bytes(value)
-    if cost == 'flops':
-        return f'{value:.2e}'
-    if cost == 'bits':
-        return f'{value:.2f}'
-    return f'{value:,.0f}' if cost in WHOLE_NUMBERS else shown_size(value) if value == int(value) else f'{value:.4g}'
 
 
 def kernel_table(contents: Contents) -> str:

@@ -33,8 +33,7 @@ class Kind:
       documents: 2 where an example is a pair of documents.
       dense: whether examples have `targets`, a class a position, and a label that says nothing.
       difficulties: the scalars by which examples are sliced, with the ascending lower bounds of slices; an example
-        always
-        has the scalar `length`, its number of positions.
+        always has the scalar `length`, its number of positions.
     """
 
     classes: int

@@ -390,7 +390,7 @@ def test_a_confirmation_of_which_a_run_failed_is_no_winner_and_no_match(study, t
     assert (brittle.kind, brittle.n, brittle.low) == ('survivors', 3, None) and brittle.mean == pytest.approx(0.9033333)
     assert (stable.kind, stable.n) == ('seeds', 5)
     assert ': 0.9033 (3 seeds, without those that failed); ' in found.sentence
-    assert '; a mean without the seeds that failed separates nothing: stable has 1.0040 ±' in found.sentence
+    assert '; a mean that leaves out failed seeds cannot separate it from stable (1.0040 ±' in found.sentence
     print_comparison(found, Printer(Console(width=300)))
     assert '0.9033 (n=3, others failed)' in capsys.readouterr().out
     with pytest.raises(UserError, match=r'not matched: brittle: 3 of 5 confirming runs'):

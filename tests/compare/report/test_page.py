@@ -19,7 +19,7 @@ from rich.console import Console
 from attnlab.compare.report import figures, tables
 from attnlab.compare.report import opening as openings
 from attnlab.compare.report.chart import WIDE
-from attnlab.compare.report.contents import costs_of, frontier, pareto
+from attnlab.compare.report.contents import costs_of, frontier
 from attnlab.compare.report.page import opening_of, page, render, sections, write_report
 from tests.compare.report import made
 
@@ -317,12 +317,6 @@ def test_names_cannot_break_the_page():
     assert root[0].text == 'rwkv & <co>: valid/loss over learning rate'
 
 
-def test_pareto_marks():
-    assert pareto([(1.0, 3.0), (2.0, 2.0), (3.0, 1.0), (3.0, 3.0), None]) == [True, True, True, False, False]
-    assert pareto([(1.0, 1.0), (1.0, 1.0), (1.0, 2.0)]) == [True, True, False]
-    assert pareto([(2.0, 1.0), (1.0, 1.0)]) == [False, True]
-
-
 def test_more_tokens_a_second_are_better(contents):
     """The first study is the fastest; of the others, only what has a better value than every faster one is marked."""
     rows = [study.row for study in contents.studies]
@@ -344,7 +338,6 @@ def test_numbers_are_short_and_line_up():
     assert figures.power(3e-4) == '3e-4' and figures.power(0.1) == '1e-1'
     assert tables.decimals([2.345678, 2.1]) == 3 and tables.decimals([0.0123]) == 5 and tables.decimals([]) == 0
     assert tables.decimals([12345.6]) == 0
-    assert [tables.in_bytes(size) for size in (512.0, 2048.0, 3.5 * 2**20)] == ['512 B', '2.0 KiB', '3.5 MiB']
     assert (
         tables.layers((0, 1, 2, 3)) == '0 to 3'
         and tables.layers((0, 2)) == '0, 2'

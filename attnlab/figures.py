@@ -1,4 +1,4 @@
-"""The figures of a run, redrawn after each evaluation, and beside them the numbers in them, as CSV."""
+"""Figures of runs, their evaluations and analyses, and beside each the numbers in it, as CSV."""
 
 import itertools
 import pathlib
@@ -95,7 +95,7 @@ def layer_curves(curves: Mapping[str, Sequence[float]], path: pathlib.Path) -> N
         axes.plot(range(len(values)), values, marker='o', ms=3, lw=1.5)
         axes.set_ylim(0, None)
         tick_whole(axes.xaxis)
-    _save(figure, path)
+    save(figure, path)
     lines = [(name, layer, value) for name, values in curves.items() for layer, value in enumerate(values)]
     write_csv(path.with_suffix('.csv'), ('statistic', 'layer', 'value'), lines)
 
@@ -107,7 +107,7 @@ def length_curves(curves: Mapping[str, Mapping[int, float]], path: pathlib.Path)
         axes.plot(values.keys(), values.values(), marker='o', ms=3, lw=1.5)
         axes.set_xscale('log', base=2)
         axes.set_xticks(list(values), [str(multiple) for multiple in values])
-    _save(figure, path)
+    save(figure, path)
     lines = [(name, length, value) for name, values in curves.items() for length, value in values.items()]
     write_csv(path.with_suffix('.csv'), ('metric', 'times_the_length', 'value'), lines)
 
@@ -119,7 +119,7 @@ def cost_curves(curves: Mapping[str, Mapping[str, float]], costs: Mapping[str, f
         axes.plot([costs[name] for name in values], values.values(), marker='o', ms=3, lw=1.5)
         for name, value in values.items():
             axes.annotate(name, (costs[name], value), fontsize='small', xytext=(3, 3), textcoords='offset points')
-    _save(figure, path)
+    save(figure, path)
     lines = [(metric, name, costs[name], value) for metric, values in curves.items() for name, value in values.items()]
     write_csv(path.with_suffix('.csv'), ('metric', 'way', 'operations', 'value'), lines)
 
@@ -142,7 +142,7 @@ def forecast_panels(windows: Sequence[Panel], path: pathlib.Path, *, truth: str,
             axes.fill_between(steps, *ends, color='C0', alpha=0.25, lw=0, label=interval)
         axes.axvline(0.5, color='0.7', lw=0.8)
     figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, loc='outside right upper', fontsize='small')
-    _save(figure, path)
+    save(figure, path)
 
 
 def spectrum_curves(
@@ -169,7 +169,7 @@ def trajectory_panels(runs: Mapping[str, np.ndarray], path: pathlib.Path) -> Non
     for axes in panels:
         axes.set(xlim=_widened(*limits[0]), ylim=_widened(*limits[1]))
     panels[0].set_ylabel('last variate')
-    _save(figure, path)
+    save(figure, path)
 
 
 def tick_whole(axis: Any) -> None:
@@ -186,6 +186,23 @@ def _widened(low: float, high: float) -> tuple[float, float]:
     return low - margin, high + margin
 
 
+def canvas(width: float, height: float) -> Any:
+    """An empty figure, in inches, that no window shows."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout='constrained')
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def styled(axes: Any) -> Any:
+    """These axes, with a faint grid and without the upper and the right edge."""
+    axes.grid(alpha=0.3)
+    axes.spines[['top', 'right']].set_visible(False)
+    return axes
+
+
 def write_csv(path: pathlib.Path, header: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
     """Writes a table of numbers with a header."""
     write(path, csv_lines(header, lines))
@@ -193,17 +210,11 @@ def write_csv(path: pathlib.Path, header: Sequence[str], lines: Iterable[Sequenc
 
 def _panels(titles: Iterable[str], x: str) -> tuple[Any, list[Any]]:
     """A figure with one panel per title, side by side."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     names = [title.replace('_', ' ') for title in titles]
-    figure = Figure(figsize=(3 * len(names), 2.6), layout='constrained')
-    FigureCanvasAgg(figure)
+    figure = canvas(3.0 * len(names), 2.6)
     panels = list(figure.subplots(1, len(names), squeeze=False)[0])
     for axes, name in zip(panels, names, strict=True):
-        axes.set(title=name, xlabel=x)
-        axes.grid(alpha=0.3)
-        axes.spines[['top', 'right']].set_visible(False)
+        styled(axes).set(title=name, xlabel=x)
     return figure, panels
 
 
@@ -216,23 +227,17 @@ def _smoothed(values: np.ndarray, points: int = 64) -> tuple[np.ndarray, np.ndar
 
 
 def _axes(x: str, y: str) -> tuple[Any, Any]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 4), layout='constrained')
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot(xlabel=x, ylabel=y)
-    axes.grid(alpha=0.3)
-    axes.spines[['top', 'right']].set_visible(False)
-    return figure, axes
+    figure = canvas(6.0, 4.0)
+    return figure, styled(figure.add_subplot(xlabel=x, ylabel=y))
 
 
 def _write(figure: Any, axes: Any, path: pathlib.Path) -> None:
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False)
-    _save(figure, path)
+    save(figure, path)
 
 
-def _save(figure: Any, path: pathlib.Path) -> None:
+def save(figure: Any, path: pathlib.Path) -> None:
+    """Writes a figure in the format that its name ends in."""
     with replacing(path) as temporary:
         figure.savefig(temporary, format=path.suffix[1:], dpi=120)

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from attnlab.cli import main
 from attnlab.config import TARGET, from_plain, plain
+from attnlab.config_keys import arguments_of, groups, print_config
 from attnlab.configuration import config_of, keys, read_config
-from attnlab.runs.keys import arguments_of, groups, print_config
 from attnlab.tables import Printer
 from attnlab.zoo import ZOO
 from tests.chosen import FIRST_OF_ROOM, one_or_all

@@ -16,23 +16,23 @@ from attnlab.tables import TERMINAL, Column, Printer, Table, visible, wrapped
 from attnlab.trust import named
 
 RUN = {
-    'accumulate': 'parts that a step takes its rows in, one after the other',
-    'batch_size': 'rows a step',
-    'checkpoint': 'what is saved',
+    'accumulate': 'micro-batches per step, processed in turn',
+    'batch_size': 'rows per step',
+    'checkpoint': 'how often checkpoints are saved, and how many are kept',
     'evals': 'what is evaluated, and when',
-    'length': 'tokens a row',
+    'length': 'tokens per row',
     'mesh': 'how devices divide the work',
     'model': 'what is trained',
-    'optimizer': 'how it is trained',
-    'precision': 'types of activations and products',
-    'quantization': 'what few bits the model was given after training, by attnlab quantize',
+    'optimizer': 'how the model is trained',
+    'precision': 'dtype of activations, precision of matrix products',
+    'quantization': 'post-training quantization, set by attnlab quantize',
     'report': 'what is logged',
-    'rounding': 'what has few bits in training, by the argument rounding=',
-    'rows_at_once': 'the most rows of a part on one device, for which there are more parts',
-    'seed': 'what initial parameters, the order of the data and dropout are drawn from',
-    'start': 'the parameters to start from, in place of those drawn from the seed',
+    'rounding': 'quantization during training, set by rounding=',
+    'rows_at_once': 'most rows of a micro-batch on one device; more micro-batches are used to stay within it',
+    'seed': 'seed of initial parameters, data order and dropout',
+    'start': 'the parameters to start from, in place of random ones',
     'steps': 'training steps',
-    'task': 'what is asked of the model, on which data',
+    'task': 'the task and its data',
 }
 """What the keys of a run are."""
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from attnlab.train import figures
-from attnlab.train.figures import cost_curves, layer_curves, loss_curve, spectrum_curves
+from attnlab import figures
+from attnlab.figures import cost_curves, layer_curves, loss_curve, spectrum_curves
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_metrics_over_operations(tmp_path):
 @pytest.mark.parametrize('depth', [1, 2, 12])
 def test_layers_are_whole_numbers_on_their_axis(depth, tmp_path, monkeypatch):
     found = []
-    monkeypatch.setattr(figures, '_save', lambda figure, path: found.extend(figure.axes))
+    monkeypatch.setattr(figures, 'save', lambda figure, path: found.extend(figure.axes))
     layer_curves({'kurtosis': [3.0] * depth}, tmp_path / 'layers.png')
     low, high = found[0].get_xlim()
     ticks = [tick for tick in found[0].get_xticks() if low <= tick <= high]
