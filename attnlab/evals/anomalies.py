@@ -1,7 +1,6 @@
 """Anomalies found by a model that fills gaps: rows that it does not fill with what is there."""
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Callable, Mapping
 
@@ -106,7 +105,7 @@ class Anomalies:
         """The scores of all rows of a split, by what scores them."""
         values = series.split(split)
         scored = {score: np.zeros(len(values)) for score in (MODEL, *FILLINGS)}
-        program = _program(setup)
+        program = setup.program(_program)
         for place in range(self.count):
             source = self._reading(series, split, setup.length, place)
             filled: list[np.ndarray] = []
@@ -136,9 +135,8 @@ def with_rows(series: Scaled, split: str, values: Float[np.ndarray, 'n v']) -> S
     return dataclasses.replace(series, values=found)
 
 
-@functools.lru_cache(maxsize=1)
 def _program(setup: Setup) -> Callable[[nnx.State, np.ndarray], Array]:
-    """What the model fills windows with, the same in every process; compiled once a run."""
+    """What the model fills windows with, the same in every process."""
 
     def filled(variables: nnx.State, tokens: Float[Array, 'b t m']) -> Float[Array, 'b t v']:
         model = nnx.merge(setup.graphdef, variables)

@@ -1,7 +1,6 @@
 """Images drawn by a diffusion model, beside those that it was trained on, by the statistics of their pixels."""
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Callable, Mapping
 
@@ -110,7 +109,7 @@ class Drawings:
 
     def drawn(self, setup: Setup, variables: nnx.State) -> Float[np.ndarray, 'n t c']:
         """Returns the images, pixels in standard deviations from their mean."""
-        program = _program(setup, self.count, self.steps, self.eta, self.reuse)
+        program = setup.program(_program, self.count, self.steps, self.eta, self.reuse)
         return np.asarray(program(variables, jax.random.key(setup.seed)))
 
     def compared(self, setup: Setup, found: Float[np.ndarray, 'n t c']) -> DrawnImages:
@@ -142,11 +141,10 @@ def _images(task: Diffusion, split: str, count: int) -> Float[np.ndarray, 'n t c
     return np.stack([padded(rows[place], task.data.kind, task.data.kind.length)['tokens'] for place in places])
 
 
-@functools.lru_cache(maxsize=1)
 def _program(
     setup: Setup, count: int, steps: int, eta: float, reuse: Reuse | None
 ) -> Callable[[nnx.State, Array], Array]:
-    """Draws images, compiled once a run."""
+    """Draws images."""
 
     def drawn(variables: nnx.State, key: Array) -> Array:
         model = nnx.merge(setup.graphdef, variables)

@@ -1,7 +1,6 @@
 """Forecasts shown: some windows over what came, with their intervals, and how much they move at every frequency."""
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -177,7 +176,7 @@ def power(rows: Rows) -> Power:
 
 def forecasts(setup: Setup, variables: nnx.State, tokens: Float[np.ndarray, 'n r m']) -> tuple[Rows, ...]:
     """The forecasts of windows, and where the model predicts distributions the ends of the middle 80 %."""
-    size, program = setup.rows_of_part, _program(setup)
+    size, program = setup.rows_of_part, setup.program(_program)
     found: list[list[Rows]] = []
     for first in range(0, len(tokens), size):
         batch = tokens[first : first + size]
@@ -186,9 +185,8 @@ def forecasts(setup: Setup, variables: nnx.State, tokens: Float[np.ndarray, 'n r
     return tuple(np.concatenate(parts) for parts in zip(*found, strict=True))
 
 
-@functools.lru_cache(maxsize=1)
 def _program(setup: Setup) -> Callable[[nnx.State, np.ndarray], tuple[Array, ...]]:
-    """The forecasts of a batch, the same in every process; compiled once a run."""
+    """The forecasts of a batch, the same in every process."""
 
     def made(variables: nnx.State, tokens: Float[Array, 'b r m']) -> tuple[Array, ...]:
         model = nnx.merge(setup.graphdef, variables)

@@ -1,7 +1,6 @@
 """Pictures of what a model of images finds, patch by patch, and of which pixels a token has seen."""
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -100,7 +99,7 @@ class SegmentPictures:
         task = setup.task
         assert isinstance(task, Segmentation)
         batch = _batch(task, setup.length, self.split, self.count)
-        found = np.asarray(_classes(setup)(variables, batch))
+        found = np.asarray(setup.program(_classes)(variables, batch))
         patches = side(task.data) // task.patch
         true, found = (x.reshape(-1, patches, patches) for x in (np.asarray(batch['targets']), found))
         return Segments({'accuracy': float(np.mean(true == found))}, _pictures(task, batch), true, found)
@@ -170,7 +169,7 @@ class ReceptiveField:
         pixels = side(task.data)
         batch = _batch(task, setup.length, self.split, self.count)
         grid = _grid(setup.model, batch)
-        influence = np.asarray(_influence(setup)(variables, batch, jax.random.key(setup.seed)), np.float64)
+        influence = np.asarray(setup.program(_influence)(variables, batch, jax.random.key(setup.seed)), np.float64)
         seen = influence.reshape(pixels, pixels)
         seen = seen / max(seen.max(), np.finfo(float).tiny)
         # The pixel at the middle of the patch.
@@ -206,9 +205,8 @@ def _grid(model: Stacked, batch: Batch) -> tuple[int, ...]:
     return grid
 
 
-@functools.lru_cache(maxsize=1)
 def _classes(setup: Setup) -> Callable[[nnx.State, Batch], Any]:
-    """The class of every patch, compiled once a run."""
+    """The class of every patch."""
 
     def found(variables: nnx.State, batch: Batch) -> jax.Array:
         model = nnx.merge(setup.graphdef, variables)
@@ -218,9 +216,8 @@ def _classes(setup: Setup) -> Callable[[nnx.State, Batch], Any]:
     return setup.jit(found, out_shardings=setup.whole)
 
 
-@functools.lru_cache(maxsize=1)
 def _influence(setup: Setup) -> Callable[[nnx.State, Batch, jax.Array], Any]:
-    """The influence of every pixel on the token in the middle, compiled once a run."""
+    """The influence of every pixel on the token in the middle."""
 
     def influence(variables: nnx.State, batch: Batch, key: jax.Array) -> jax.Array:
         model = nnx.merge(setup.graphdef, variables)

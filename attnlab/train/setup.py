@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -75,6 +75,7 @@ class Compiled:
 
     def __init__(self, setup: 'Setup'):
         self._setup = setup
+        self._others: dict[tuple[Any, ...], Any] = {}
 
     @functools.cached_property
     def model(self) -> Any:
@@ -132,6 +133,13 @@ class Compiled:
     def averages(self, variables: nnx.State, batch: Batch) -> dict[str, Average]:
         """The function that `measure` compiles."""
         return self._setup.task.measure(nnx.merge(self.graphdef, variables), batch, None)
+
+    def other(self, make: Callable[..., Any], *options: Hashable) -> Any:
+        """The program that `make(setup, *options)` compiles, made on first use: those of evaluators."""
+        key = make, *options
+        if key not in self._others:
+            self._others[key] = make(self._setup, *options)
+        return self._others[key]
 
     @functools.cached_property
     def initialization(self) -> Any:
@@ -245,6 +253,10 @@ class Setup:
     def measure(self) -> Callable[[nnx.State, Batch], dict[str, Average]]:
         """The compiled metrics of a batch, without dropout."""
         return self.compiled.measure
+
+    def program(self, make: Callable[..., Any], *options: Hashable) -> Any:
+        """What `make(setup, *options)` compiles, for which nothing of `SCALARS` may be read, made on first use."""
+        return self.compiled.other(make, *options)
 
     @property
     def parts(self) -> int:
