@@ -15,6 +15,7 @@ from attnlab.config import build
 from attnlab.errors import UserError
 from attnlab.train.checkpoint import Checkpoints, copy
 from attnlab.train.run import differences, has_begun, saved_config
+from attnlab.train.saved import steps_in
 from attnlab.train.schedule import in_steps
 from attnlab.train.state import TrainState
 
@@ -77,7 +78,7 @@ class Fork:
         Raises `UserError` where the checkpoint cannot be read or written, which then is not there at all.
         """
         folder = workdir / 'checkpoints'
-        if any(path.name.isdecimal() for path in folder.glob('*')):
+        if steps_in(folder):
             return
         files.write(workdir / 'metrics.jsonl', files.read_text(self.run / 'metrics.jsonl'))
         place = folder / str(self.step)
@@ -121,7 +122,7 @@ def fork(run: pathlib.Path, config: ConfigDict, step: int | None = None) -> Fork
 
     Raises `UserError` for a run without the checkpoint, and for a config that ends before it.
     """
-    there = sorted(int(path.name) for path in (run / 'checkpoints').glob('*') if path.name.isdecimal())
+    there = steps_in(run / 'checkpoints')
     if not there or (step is not None and step not in there):
         wanted = 'checkpoint' if step is None else f'checkpoint of step {step}'
         has = f'; it has: {", ".join(map(str, there))}' if there else ' yet'

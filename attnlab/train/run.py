@@ -18,6 +18,7 @@ from attnlab.data.edition import content_of
 from attnlab.errors import UserError
 from attnlab.files import check_own, is_temporary, read_json, write_json
 from attnlab.locks import Lock
+from attnlab.train.saved import steps_in
 from attnlab.trust import allowed
 
 LOCK = 'lock'
@@ -131,7 +132,7 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
 
 def newest_checkpoint(workdir: pathlib.Path) -> int:
     """The step of the newest checkpoint; 0 where there is none."""
-    return max((int(path.name) for path in (workdir / 'checkpoints').glob('*') if path.name.isdecimal()), default=0)
+    return max(steps_in(workdir / 'checkpoints'), default=0)
 
 
 def has_begun(workdir: pathlib.Path) -> bool:
