@@ -209,7 +209,7 @@ def compared(loaded: Loaded, rows: list[Batch], keys: Sequence[str]) -> Compared
 
 
 def inner_states(task: Task, model: Any, batch: Batch, keys: Sequence[str]) -> dict[str, Array]:
-    """The values of the last stages that `STAGES` has for keys, where the task calls the model; it is changed."""
+    """The values of the last stages that `STAGES` has for keys, where the task calls the model."""
     found: dict[str, Array] = {}
     for stage in model.stages(*inputs_of(task, model, batch)):
         found |= {name: stage.value for name in keys if stage.name.endswith(STAGES[name])}
