@@ -16,10 +16,9 @@ from attnlab.data.series.anomalies import Disturbances, Scores, detection
 from attnlab.data.series.gaps import FILLINGS, Gapped, Grating
 from attnlab.data.series.windows import Scaled, scaled
 from attnlab.errors import UserError
-from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.tables import Column, Table, digits
 from attnlab.tasks.imputation import Imputation
-from attnlab.train.setup import Setup
+from attnlab.train.setup import Cadence, Setup
 
 MODEL = 'model'
 """What the scores of the model are called, beside those of baselines."""
@@ -62,7 +61,7 @@ class Anomalies:
       name: the prefix of its numbers.
     """
 
-    cadence: EveryNSteps | AtEnd
+    cadence: Cadence
     split: str = 'test'
     disturbances: Disturbances = Disturbances()
     quantile: float = 0.99

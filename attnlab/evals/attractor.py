@@ -16,12 +16,11 @@ from jaxtyping import Float, Int
 
 from attnlab.data.series.windows import scaled
 from attnlab.errors import UserError
-from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.models.predictor import Dynamical
 from attnlab.tables import Column, Table, digits
 from attnlab.tasks.reconstruction import Reconstruction
 from attnlab.train.figures import spectrum_curves, trajectory_panels, write_csv
-from attnlab.train.setup import Setup
+from attnlab.train.setup import Cadence, Setup
 
 BINNED = 3
 """Variates up to which densities are in bins; of more there are more bins than rows that could tell them."""
@@ -183,7 +182,7 @@ class Attractor:
       name: the prefix of its numbers.
     """
 
-    cadence: EveryNSteps | AtEnd
+    cadence: Cadence
     split: str = 'test'
     ahead: int = 20
     starts: int = 500

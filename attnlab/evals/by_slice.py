@@ -8,7 +8,6 @@ import numpy as np
 from flax import nnx
 
 from attnlab.errors import UserError
-from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.evals.measured import Measured, of_examples
 from attnlab.evals.request import Request
 from attnlab.evals.totals import curve, totals
@@ -16,7 +15,7 @@ from attnlab.metrics import PRODUCTS, Average
 from attnlab.tables import Column, Interval, Table, plus_minus
 from attnlab.tasks.task import Placed, Slice, Sliced
 from attnlab.train.figures import length_curves, position_curves
-from attnlab.train.setup import Setup
+from attnlab.train.setup import Cadence, Setup
 
 ENDS = ('_low', '_high')
 """How the names of the ends of an interval end."""
@@ -102,7 +101,7 @@ class BySlice:
       name: the prefix of its numbers.
     """
 
-    cadence: EveryNSteps | AtEnd
+    cadence: Cadence
     split: str = 'test'
     multiples: tuple[int, ...] = (1, 2, 4)
     examples: int = 512

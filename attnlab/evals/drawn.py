@@ -15,14 +15,13 @@ from attnlab.context import Context
 from attnlab.data.long_range.rows import padded
 from attnlab.data.pipeline import spread
 from attnlab.errors import UserError
-from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.files import replacing
 from attnlab.mixers.softmax.reused import Reuse
 from attnlab.models.reusing import begun, reusing
 from attnlab.tables import Column, Table, digits
 from attnlab.tasks.diffusion import Diffusion
 from attnlab.tasks.images import side
-from attnlab.train.setup import Setup
+from attnlab.train.setup import Cadence, Setup
 
 MAGNIFIED = 4
 """Pixels of a figure for a pixel of an image."""
@@ -81,7 +80,7 @@ class Drawings:
       name: the prefix of its numbers.
     """
 
-    cadence: EveryNSteps | AtEnd
+    cadence: Cadence
     split: str = 'test'
     count: int = 64
     steps: int = 50

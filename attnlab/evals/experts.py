@@ -13,13 +13,12 @@ from flax import nnx
 from attnlab.blocks.block import Block, steps
 from attnlab.data.pipeline import spread
 from attnlab.errors import UserError
-from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.models.layers import entered, layers
 from attnlab.nn.experts import MixtureOfExperts, Routing
 from attnlab.tables import Column, Table, digits
 from attnlab.tasks.task import Batch, context
 from attnlab.train.partition import feed
-from attnlab.train.setup import Setup
+from attnlab.train.setup import Cadence, Setup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +85,7 @@ class ExpertLoads:
       name: the prefix of its numbers.
     """
 
-    cadence: EveryNSteps | AtEnd
+    cadence: Cadence
     split: str = 'valid'
     batches: int = 1
     name: str = 'experts'

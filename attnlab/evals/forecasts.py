@@ -16,12 +16,11 @@ from attnlab.data.pipeline import spread
 from attnlab.data.series.baselines import baselines, divided
 from attnlab.data.series.windows import Windows, scaled
 from attnlab.errors import UserError
-from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.models.predictor import Distributional
 from attnlab.tables import Column, Table, digits
 from attnlab.tasks.forecasting import COVERED, Forecasting
 from attnlab.train.figures import Panel, forecast_panels, spectrum_curves, write_csv
-from attnlab.train.setup import Setup
+from attnlab.train.setup import Cadence, Setup
 
 MODEL, TRUTH = 'model', 'truth'
 """What the forecasts of the model and the rows that came are called, beside those of baselines."""
@@ -118,7 +117,7 @@ class Forecasts:
       name: the prefix of its numbers.
     """
 
-    cadence: EveryNSteps | AtEnd
+    cadence: Cadence
     split: str = 'test'
     shown: int = 4
     measured: int = 256

@@ -9,7 +9,6 @@ from flax import nnx
 
 from attnlab.data.text.windows import Sample
 from attnlab.errors import UserError
-from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.evals.measured import Measured, of_documents
 from attnlab.evals.request import Request
 from attnlab.evals.totals import curve, totals
@@ -17,7 +16,7 @@ from attnlab.metrics import Average, bits, perplexity
 from attnlab.tables import Column, Interval, Table, digits, plus_minus
 from attnlab.tasks.task import Textual
 from attnlab.train.figures import position_curves
-from attnlab.train.setup import Setup
+from attnlab.train.setup import Cadence, Setup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +82,7 @@ class HeldOut:
         overlap, and only what no earlier one predicted is counted; `None` for windows side by side.
     """
 
-    cadence: EveryNSteps | AtEnd
+    cadence: Cadence
     split: str = 'valid'
     multiples: tuple[int, ...] = (1,)
     tokens: int | None = None

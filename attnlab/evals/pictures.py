@@ -12,13 +12,12 @@ from flax import nnx
 from jaxtyping import Float, Int, UInt8
 
 from attnlab.errors import UserError
-from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.files import replacing
 from attnlab.models.predictor import Stacked
 from attnlab.tables import Column, Table, digits
 from attnlab.tasks.images import ImageTask, Segmentation, side
 from attnlab.tasks.task import Batch, context
-from attnlab.train.setup import Setup
+from attnlab.train.setup import Cadence, Setup
 
 HIGH = 384
 """Pixels that a picture has at least on a side."""
@@ -79,7 +78,7 @@ class SegmentPictures:
       name: the prefix of its numbers.
     """
 
-    cadence: EveryNSteps | AtEnd
+    cadence: Cadence
     split: str = 'test'
     count: int = 8
     name: str = 'segmented'
@@ -147,7 +146,7 @@ class ReceptiveField:
       name: the prefix of its numbers.
     """
 
-    cadence: EveryNSteps | AtEnd
+    cadence: Cadence
     split: str = 'test'
     count: int = 64
     name: str = 'field'
