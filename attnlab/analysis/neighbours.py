@@ -14,7 +14,7 @@ from scipy.special import logsumexp
 from attnlab.analysis.lens import inputs_of
 from attnlab.analysis.prediction import predictions
 from attnlab.analysis.question import Question
-from attnlab.config import choose
+from attnlab.config import check_choice
 from attnlab.errors import UserError, optional
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
@@ -121,7 +121,7 @@ def analyse_neighbours(
     Raises `UserError` for rows that do not exist, the split that is stored, more neighbours than hidden states, a head
     of real numbers, other keys, keys that the model does not have, and without the extra `offline`.
     """
-    choose(KEYS, 'keys', keys)
+    check_choice(KEYS, 'keys', keys)
     if question.split == 'train':
         raise UserError('the split is train, whose hidden states are stored: every query would find itself')
     stored = compared(question.loaded, rows_of(question.loaded.setup, 'train', stored_rows), (keys,))

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from attnlab.blocks.block import Stage
-from attnlab.config import choose
+from attnlab.config import check_choice
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import sampling
@@ -54,7 +54,7 @@ class Perceptron(WholeRows):
         dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
-        choose(LOSSES, 'loss', loss)
+        check_choice(LOSSES, 'loss', loss)
         if not hidden:
             raise UserError('model.hidden is (); a perceptron needs at least one hidden layer')
         self.vocab, self.dtype, self.loss = vocab, jnp.dtype(dtype), loss
