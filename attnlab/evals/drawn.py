@@ -15,7 +15,7 @@ from attnlab.context import Context
 from attnlab.data.long_range.rows import padded
 from attnlab.data.pipeline import spread
 from attnlab.errors import UserError
-from attnlab.files import replacing
+from attnlab.evals.png import as_bytes, write_png
 from attnlab.mixers.softmax.reused import Reuse
 from attnlab.models.reusing import begun, reusing
 from attnlab.tables import Column, Table, digits
@@ -43,8 +43,6 @@ class DrawnImages:
 
     def draw(self, folder: pathlib.Path) -> None:
         """Writes the pictures side by side, `drawn.png`."""
-        from PIL import Image
-
         columns = int(np.ceil(len(self.pictures) ** 0.5))
         rows = -(-len(self.pictures) // columns)
         height, width, channels = self.pictures.shape[1:]
@@ -53,8 +51,7 @@ class DrawnImages:
             sheet[place // columns, :height, place % columns, :width] = picture
         flat = sheet.reshape(rows * (height + 1), columns * (width + 1), channels)
         large = flat.repeat(MAGNIFIED, axis=0).repeat(MAGNIFIED, axis=1)
-        with replacing(folder / 'drawn.png') as path:
-            Image.fromarray(large[..., 0] if channels == 1 else large).save(path, format='PNG')
+        write_png(large[..., 0] if channels == 1 else large, folder / 'drawn.png')
 
     def table(self, title: str) -> Table:
         """One row a statistic."""
@@ -118,8 +115,7 @@ class Drawings:
         held_out, trained = (_images(task, split, self.count) for split in (self.split, 'train'))
         kind, size = task.data.kind, side(task.data)
         pixels = (found * kind.deviation + kind.mean).reshape(-1, size, size, kind.channels)
-        highest = max(float((held_out * kind.deviation + kind.mean).max()), 1.0)
-        pictures = np.clip(np.round(pixels * 255 / highest), 0, 255).astype(np.uint8)
+        pictures = as_bytes(pixels, float((held_out * kind.deviation + kind.mean).max()))
         of_data = {f'{name}_of_data': value for name, value in statistics(trained, held_out).items()}
         return DrawnImages(statistics(found, held_out) | of_data, pictures)
 

@@ -12,7 +12,7 @@ from flax import nnx
 from jaxtyping import Float, Int, UInt8
 
 from attnlab.errors import UserError
-from attnlab.files import replacing
+from attnlab.evals.png import as_bytes, write_png
 from attnlab.models.predictor import Stacked
 from attnlab.tables import Column, Table, digits
 from attnlab.tasks.images import ImageTask, Segmentation, side
@@ -60,7 +60,7 @@ class Segments:
             times = pixels // classes.shape[1]
             rows.append(COLOURS[classes % len(COLOURS)].repeat(times, axis=1).repeat(times, axis=2))
         sheet = np.concatenate([_beside(row) for row in rows], axis=0)
-        _write(sheet, folder / 'segmented.png')
+        write_png(sheet, folder / 'segmented.png')
 
     def table(self, title: str) -> Table:
         """One row a number."""
@@ -121,7 +121,7 @@ class Field:
         """Writes `receptive_field.png`, black where nothing is seen; brightness goes by the root of the influence."""
         bright = np.round(255 * np.sqrt(self.seen)).astype(np.uint8)
         times = max(1, -(-HIGH // len(bright)))
-        _write(
+        write_png(
             np.stack([bright.repeat(times, axis=0).repeat(times, axis=1)] * 3, axis=-1), folder / 'receptive_field.png'
         )
 
@@ -236,9 +236,7 @@ def _pictures(task: ImageTask, batch: Batch) -> UInt8[np.ndarray, 'n height widt
     """Images as bytes, the brightest number of all of them white."""
     kind, size = task.data.kind, side(task.data)
     pixels = np.asarray(batch['tokens'])[..., : kind.channels] * kind.deviation + kind.mean
-    highest = max(float(pixels.max()), 1.0)
-    scaled = np.clip(np.round(pixels * 255 / highest), 0, 255).astype(np.uint8)
-    return scaled.reshape(-1, size, size, kind.channels)
+    return as_bytes(pixels, float(pixels.max())).reshape(-1, size, size, kind.channels)
 
 
 def _beside(pictures: UInt8[np.ndarray, 'n height width 3']) -> UInt8[np.ndarray, 'y x 3']:
@@ -247,13 +245,6 @@ def _beside(pictures: UInt8[np.ndarray, 'n height width 3']) -> UInt8[np.ndarray
     large = pictures.repeat(times, axis=1).repeat(times, axis=2)
     framed = np.pad(large, ((0, 0), (0, GAP), (0, GAP), (0, 0)), constant_values=255)
     return framed.transpose(1, 0, 2, 3).reshape(framed.shape[1], -1, 3)
-
-
-def _write(sheet: UInt8[np.ndarray, 'y x 3'], path: pathlib.Path) -> None:
-    from PIL import Image
-
-    with replacing(path) as temporary:
-        Image.fromarray(sheet).save(temporary, format='PNG')
 
 
 def _table(numbers: Mapping[str, float], title: str) -> Table:
