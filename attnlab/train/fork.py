@@ -17,13 +17,17 @@ from attnlab.train.checkpoint import Checkpoints, copy
 from attnlab.train.run import differences, has_begun, saved_config
 from attnlab.train.saved import steps_in
 from attnlab.train.schedule import in_steps
+from attnlab.train.setup import TRACELESS
 from attnlab.train.state import TrainState
 
 READ_BY = ('batch_size', 'length', 'seed', 'task')
 """The keys of a config that decide which rows a step reads."""
 
-BESIDE = frozenset({'steps', 'accumulate', 'rows_at_once', 'mesh', 'evals', 'checkpoint', 'report'})
-"""The keys of a config that do not affect a step's update: what surrounds it, and how its work is divided."""
+BESIDE = frozenset({'steps', 'accumulate', 'rows_at_once', 'evals', *TRACELESS})
+"""The keys of a config that do not affect a step's update: what surrounds it, and how its work is divided.
+
+They are more than `TRACELESS`: parts of a step add up to its update but for last bits, so that one may go on with
+others, while a comparison (`attnlab.compare.equality.CONDITIONS`) names all that two runs do not share."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -61,12 +61,12 @@ def starts(workdir: pathlib.Path) -> list[dict[str, Any]]:
         return []
     remedy = 'put back a copy of it, or move it away, and train: the next start writes another'
     found = read_json(path, remedy)
-    listed = found.get('starts') if isinstance(found, dict) else None
-    if not isinstance(listed, list) or not listed or not all(isinstance(item, dict) for item in listed):
+    records = found.get('starts') if isinstance(found, dict) else None
+    if not isinstance(records, list) or not records or not all(isinstance(item, dict) for item in records):
         raise UserError(f'{path} is damaged: it has no list of starts; {remedy}')
-    if lacking := sorted(FACTS - listed[-1].keys()):
+    if lacking := sorted(FACTS - records[-1].keys()):
         raise UserError(f'{path} is damaged: its last start lacks {", ".join(lacking)}; {remedy}')
-    return listed
+    return records
 
 
 def forked_at(workdir: pathlib.Path) -> int:

@@ -210,8 +210,8 @@ class Setup:
     accumulate: int
     task: Task
     precision: Precision
-    optimizer: Any
-    evals: tuple['Evaluator', ...]
+    optimizer: Optimizer
+    evals: tuple[Evaluator, ...]
     saving: Saving
     reporting: Reporting
     mesh: Mesh
@@ -398,6 +398,8 @@ OPTIONAL = frozenset({'start', 'rows_at_once', ROUNDING, QUANTIZATION})
 """Optional top-level keys: the source of the initial parameters, if not the seed; the most rows a device computes; what
 has few bits in training; what was made of the model after training."""
 
+TRACELESS = ('report', 'checkpoint', 'mesh')
+"""The keys that leave no trace in the numbers of a run."""
 
 PARTS = {
     'task': Task,
