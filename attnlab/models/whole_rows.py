@@ -1,6 +1,6 @@
 """What models that read rows whole, and generate nothing, have in common."""
 
-from typing import ClassVar, NoReturn
+from typing import ClassVar
 
 from jax import Array
 from jaxtyping import Float
@@ -24,7 +24,7 @@ class WholeRows(Module):
     documents = 1
     predicts: ClassVar[str] = 'numbers'
 
-    def sample(self, hidden: Float[Array, 'b d'], key: Array, *, temperature: float, top_p: float) -> NoReturn:
+    def sample(self, hidden: Float[Array, 'b d'], key: Array, *, temperature: float, top_p: float) -> Array:
         """Raises `UserError`: there are no tokens to sample."""
         raise UserError(f'{type(self).__name__} predicts {self.predicts}, not tokens')
 

@@ -119,8 +119,15 @@ class Compiled:
         def step(state: TrainState, batch: Batch, number: jax.Array, scalars: Scalars) -> tuple[TrainState, Metrics]:
             transform = setup.optimizer.transform(params, setup.steps, scalars.rates)
             of_trained = functools.partial(trained, multipliers=setup.optimizer.multipliers(params))
-            options = {'accumulate': setup.parts, 'ema': setup.optimizer.ema, 'trained': of_trained}
-            made = make_step(self.graphdef, setup.task, transform, seed=scalars.seed, **options)
+            made = make_step(
+                self.graphdef,
+                setup.task,
+                transform,
+                seed=scalars.seed,
+                accumulate=setup.parts,
+                ema=setup.optimizer.ema,
+                trained=of_trained,
+            )
             return made(state, batch, number)
 
         return setup.jit(step, donate_argnums=0, out_shardings=(self._shardings(), None))
