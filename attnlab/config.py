@@ -249,9 +249,14 @@ def whole(name: str, text: str, least: int = 1) -> int:
 
 def choose[T](table: Mapping[str, T], kind: str, name: str) -> T:
     """The entry `name` of a table of choices. Raises `UserError` naming the `kind` of choice and the nearest name."""
-    if name not in table:
-        raise UserError(f'there is no {kind}={name}{nearest(name, table)}')
+    check_choice(table, kind, name)
     return table[name]
+
+
+def check_choice(names: Collection[str], kind: str, name: str) -> None:
+    """Raises `UserError` for a name that is not among those of a `kind` of choice, naming the nearest."""
+    if name not in names:
+        raise UserError(f'there is no {kind}={name}{nearest(name, names)}')
 
 
 def _gained(fields: Mapping[str, Any]) -> dict[str, Any]:

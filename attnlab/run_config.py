@@ -52,6 +52,12 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
 )
 """The values of the argument `schedule=`."""
 
+DYNAMICS_LR = 1e-3
+"""The highest learning rate of the time scales of a recurrence, which have no weight decay."""
+
+EMBEDDING = 0.5
+"""Standard deviation of token vectors. With 0.02 the first mixer drowns the token, and recall is learned late."""
+
 CHOICES = MappingProxyType({'optimizer': '', 'schedule': '', 'rounding': ''})
 """The arguments that every config takes, for `attnlab.config.arguments`; an empty one keeps the config's default, which
 of `rounding` (`attnlab.quantize.training.rounding_called`) is full precision."""

@@ -103,7 +103,7 @@ from attnlab.nn.mlps import MLP, GatedMLP, NormedGatedMLP
 from attnlab.nn.norms import NORMS, EvoNormB0, LayerNorm, RMSNorm
 from attnlab.nn.pools import MeanPool, OneToken
 from attnlab.nn.positions import GridSinusoids, LearnedPlaces
-from attnlab.run_config import CHOICES, run_config
+from attnlab.run_config import CHOICES, DYNAMICS_LR, run_config
 from attnlab.tasks.clouds import FEATURES, OccupiedSegmentation, PointSegmentation, SparseSegmentation
 from attnlab.tasks.diffusion import Diffusion
 from attnlab.tasks.images import ImageClassification, Segmentation, side
@@ -221,8 +221,6 @@ AUGMENTATIONS: dict[str, Transform | Mixing] = {
     'mixup': Mixup(),
     'cutmix': CutMix(),
 }
-DYNAMICS_LR = 1e-3
-"""The highest learning rate of the time scales of a recurrence, which have no weight decay."""
 
 
 def get_config(arg: str = '') -> ConfigDict:
@@ -498,8 +496,8 @@ def _flat(recipe: Recipe, images: Images, size: Size, chosen: dict[str, str], in
     if images.occupied and not (recipe.sparse if recipe.grid else recipe.packed):
         lacks = 'a grid, which some of the voxels are not' if recipe.grid else 'no padding among its tokens'
         raise UserError(f'zoo={chosen["zoo"]} needs {lacks}; with voxels=all it is trained on all of them')
-    whole = images.data.kind.length if images.occupied and not recipe.grid else math.prod(_grid(images))
-    length = whole + (chosen['token'] != 'mean')
+    tokens = images.data.kind.length if images.occupied and not recipe.grid else math.prod(_grid(images))
+    length = tokens + (chosen['token'] != 'mean')
     mixers = _mixers(recipe, size.heads, size.window, length)
     kind, parts = choose(LAYERS, 'layers', chosen['layers']), {'mlp': spec(GatedMLP), 'initialization': initialization}
     stack = stack_spec(mixers, kind=kind, layer=recipe.layer, depth=size.depth, **parts)

@@ -61,7 +61,7 @@ from attnlab.models.two_rates import TwoRates
 from attnlab.nn.mlps import MLP, GatedMLP
 from attnlab.nn.pools import MeanPool
 from attnlab.nn.positions import Sinusoidal
-from attnlab.run_config import CHOICES, run_config
+from attnlab.run_config import CHOICES, DYNAMICS_LR, EMBEDDING, run_config
 from attnlab.tasks.long_range import Classification, Denoising
 from attnlab.train.optimizer import AdamW, Group, Groups, Override
 from attnlab.train.schedule import Cosine, LinearDecay, Schedule
@@ -70,9 +70,6 @@ from attnlab.train.step import Precision
 from attnlab.zoo import Recipe
 from attnlab.zoo.chosen import BOTH, padded_sequence_recipe
 from attnlab.zoo.recipe import within
-
-DYNAMICS_LR = 1e-3
-"""The maximum learning rate of the time scales of a recurrence, which have no weight decay."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,9 +105,6 @@ class Setting:
     by_layer: Mapping[str, Callable[[int, int], Any]] = MappingProxyType({})
     mlp: Callable[[], ConfigDict | None] = partial(spec, GatedMLP)
 
-
-EMBEDDING = 0.5
-"""Standard deviation of token vectors; see `configs/recall.py`."""
 
 SMOKE = {
     'listops': Setting(

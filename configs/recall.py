@@ -47,7 +47,7 @@ from attnlab.models.inputs.embedding import Embedding, Projection
 from attnlab.models.model import Model
 from attnlab.models.stack import stack_spec
 from attnlab.nn.mlps import GatedMLP
-from attnlab.run_config import CHOICES, run_config
+from attnlab.run_config import CHOICES, EMBEDDING, run_config
 from attnlab.tasks.synthetic import Extra, InContextRegression, LabelPrediction
 from attnlab.tasks.thoughts import ContinuousThought
 from attnlab.train.optimizer import AdamW
@@ -83,9 +83,6 @@ class Setting:
 
 TORCH: dict[str, Any] = {'b2': 0.999, 'clip': None}
 """Adam as PyTorch has it where nothing else is asked for, with gradients left as they are."""
-
-EMBEDDING = 0.5
-"""Standard deviation of token vectors. With 0.02 the first mixer drowns the token, and recall is learned late."""
 
 REGRESSION = {
     'regression': LinearRegression(),

@@ -23,7 +23,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from attnlab.config import arguments, check_not_given, choose, spec
+from attnlab.config import arguments, check_choice, check_not_given, choose, spec
 from attnlab.data.series.mixtures import DrawnMixtures
 from attnlab.errors import UserError
 from attnlab.evals.by_slice import BySlice
@@ -98,11 +98,11 @@ def get_config(arg: str = '') -> ConfigDict:
         check_not_given(chosen, ('conv',), 'is of the layers of a recipe; give zoo=NAME too')
     size = choose(SIZES, 'size', chosen['size'])
     if chosen['form']:
-        choose(dict.fromkeys(FORMS), 'form', chosen['form'])
+        check_choice(FORMS, 'form', chosen['form'])
     if chosen['zoo']:
         model = _zoo(size, chosen['zoo'], chosen['conv'] or '0', chosen['form'])
     else:
-        choose(SYSTEMS, 'system', chosen['system'] or 'conv_tasnet')
+        check_choice(SYSTEMS, 'system', chosen['system'] or 'conv_tasnet')
         model = _conv_tasnet(size, chosen['form'] == 'causal')
     evaluated = max(1, size.steps // 5)
     every: dict[str, Any] = {'multiples': (1,), 'examples': size.examples}

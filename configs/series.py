@@ -65,7 +65,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from attnlab.config import arguments, check_not_given, choose, plain, spec, takes, whole
+from attnlab.config import arguments, check_choice, check_not_given, choose, plain, spec, takes, whole
 from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.series.basis import TrainingBasis
 from attnlab.data.series.columns import Columns
@@ -383,7 +383,7 @@ def get_config(arg: str = '') -> ConfigDict:
         **dict.fromkeys(DEFAULTS, ''),
         **CHOICES,
     )
-    choose(dict.fromkeys(TASKS), 'task', given['task'])
+    check_choice(TASKS, 'task', given['task'])
     if given['task'] == 'classification':
         return _classification(given)
     system = choose(SYSTEMS, 'system', given['system']) if given['system'] else OWN
@@ -739,7 +739,7 @@ def _causal(recipe: Recipe, chosen: Mapping[str, str]) -> bool:
         # Variates have no order, so that none is the last; gaps have something behind them too.
         both = chosen['inputs'] in ACROSS or chosen['task'] != 'forecasting'
         return recipe.causal and not (both and recipe.bidirectional)
-    choose(dict.fromkeys(FORMS), 'form', form)
+    check_choice(FORMS, 'form', form)
     causal = form == 'causal'
     if not (recipe.causal if causal else recipe.bidirectional):
         raise UserError(f'form={form} is not one of zoo={chosen["zoo"]}; leave it out, or choose another recipe')

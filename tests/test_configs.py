@@ -15,7 +15,6 @@ from PIL import Image
 from scipy.special import erf, expit
 
 from attnlab.compare.equality import unmatched
-from attnlab.compare.measures import parameters
 from attnlab.config import build, plain, spec, spec_of
 from attnlab.data.text.text import TextFiles
 from attnlab.errors import UserError
@@ -31,7 +30,7 @@ from attnlab.quantize.layers import linear_maps
 from attnlab.quantize.training import Learned, Rounded, RoundedLinear
 from attnlab.sweep.sweep import read
 from attnlab.testing.noise import noise
-from attnlab.train.cost import flops_per_token, state_bytes
+from attnlab.train.cost import flops_per_token, parameters, state_bytes
 from attnlab.train.optimizer import Group, named_parameters
 from attnlab.train.programs import structure
 from attnlab.train.schedule import Constant, Cosine

@@ -3,9 +3,9 @@
 import jax
 import pytest
 
-from attnlab.compare.measures import parameters
 from attnlab.errors import UserError
 from attnlab.nn.norms import CumulativeLayerNorm, GlobalLayerNorm
+from attnlab.train.cost import parameters
 from attnlab.train.setup import prepare
 from configs import separation
 

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from attnlab.compare.measures import parameters
 from attnlab.config import build, plain, save
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.sweep.sweep import read
+from attnlab.train.cost import parameters
 from attnlab.train.optimizer import named_parameters
 from attnlab.train.setup import prepare
 from configs import language, series

@@ -1,10 +1,15 @@
 """Which values a parameter takes."""
 
+import dataclasses
+
 import pytest
 
 from attnlab.config import build, spec
 from attnlab.errors import UserError
+from attnlab.evals.anomalies import Anomalies
+from attnlab.evals.cadence import AtEnd
 from attnlab.module import Module
+from attnlab.signature import check_type, parameters
 
 
 class Lagged(Module):
@@ -26,3 +31,19 @@ def test_below_it_nothing_is_taken(given, least):
         Lagged(**given)
     with pytest.raises(UserError, match=rf'^config\.{name} is {said}'):
         build(spec(Lagged, **given))
+
+
+@dataclasses.dataclass(frozen=True)
+class AtStart:
+    """A cadence of one's own."""
+
+    def due(self, step: int, steps: int) -> bool:
+        """Whether to run after `step` of `steps`."""
+        return step == 1
+
+
+def test_a_protocol_admits_what_has_its_methods():
+    for cadence in (AtEnd(), AtStart()):
+        check_type('cadence', cadence, parameters(Anomalies)['cadence'].kind)
+    with pytest.raises(UserError, match=r"cadence is 'at_end', of type str; it must be Cadence, such as AtEnd\(\)"):
+        check_type('cadence', 'at_end', parameters(Anomalies)['cadence'].kind)

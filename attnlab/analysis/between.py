@@ -12,6 +12,7 @@ from flax import nnx
 from jaxtyping import Float, Int, Shaped
 from scipy.optimize import linear_sum_assignment
 
+from attnlab.analysis.asked import stacked
 from attnlab.analysis.interventions import LastMap, last_map
 from attnlab.analysis.question import Question
 from attnlab.blocks.block import Block
@@ -25,6 +26,7 @@ from attnlab.tables import Column, Printer, Table, digits
 from attnlab.tasks.task import Batch
 from attnlab.train import run
 from attnlab.train.optimizer import named_parameters
+from attnlab.train.setup import TRACELESS
 from attnlab.train.state import joined, split
 
 SHARES = tuple(step / 10 for step in range(11))
@@ -35,9 +37,6 @@ SAME = 1e-4
 
 INNER = ('heads', 'mlp')
 """Names of axes inside of a branch along which units lie."""
-
-FREE = ('seed', 'report', 'checkpoint', 'mesh')
-"""What configs of two runs may differ in."""
 
 SWEEPS = 100
 """The most rounds of matching; each ends sooner where nothing moves."""
@@ -414,7 +413,7 @@ def analyse_between(
 def check_alike(workdir: pathlib.Path, second: pathlib.Path) -> None:
     """Raises `UserError` for runs whose configs differ in more than the seed and what leaves no trace."""
     differing = run.differences(run.saved_config(workdir), run.saved_config(second))
-    others = [line for line in differing if re.split(r'[.:[]', line)[0] not in FREE]
+    others = [line for line in differing if re.split(r'[.:[]', line)[0] not in ('seed', *TRACELESS)]
     if others:
         found = '; '.join(others[:3])
         raise UserError(f'{workdir} and {second} differ in more than the seed ({found}); give two runs of one config')
@@ -428,10 +427,10 @@ def same_buffers(first: Loaded, second: Loaded) -> bool:
 
 def measuring(loaded: Loaded, batches: Sequence[Batch]) -> Callable[[Arrays], float]:
     """The loss of parameters on batches."""
-    stacked = {name: np.concatenate([np.asarray(each[name]) for each in batches]) for name in batches[0]}
+    rows = stacked(batches)
 
     def loss(arrays: Arrays) -> float:
-        found = loaded.setup.measure(with_arrays(loaded, arrays).variables, stacked)['loss']
+        found = loaded.setup.measure(with_arrays(loaded, arrays).variables, rows)['loss']
         return float(found.total) / float(found.count)
 
     return loss

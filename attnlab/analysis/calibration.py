@@ -9,10 +9,9 @@ from scipy.optimize import minimize_scalar
 from scipy.special import logsumexp, softmax
 
 from attnlab.errors import UserError
-from attnlab.evals.measured import NORMAL
+from attnlab.evals.measured import NORMAL, RESAMPLES
 
 BINS = 15
-RESAMPLES = 1000
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,8 +13,7 @@ from attnlab.analysis import statistics
 from attnlab.analysis.question import Question
 from attnlab.blocks.block import mixer_of, steps
 from attnlab.figures import layer_curves
-from attnlab.mixers.softmax.attention import Attention
-from attnlab.mixers.softmax.shaped import ShapedAttention
+from attnlab.mixers.mixer import ReadsWeights
 from attnlab.models.layers import entered, layers
 from attnlab.models.predictor import one_stack
 from attnlab.quantize.layers import has_few_bits, simulated
@@ -100,7 +99,7 @@ def _examine(model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.A
         numbers = {}
         taken = list(steps(block, streams, ctx))
         mixer = without_storage(mixer_of(block))
-        if isinstance(mixer, Attention | ShapedAttention):
+        if isinstance(mixer, ReadsWeights):
             weights, visible = mixer.read_weights(taken[0].normed, ctx)
             seen = jnp.broadcast_to(visible[:, None], weights.shape)
             numbers = {

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from scipy.special import logsumexp
 from scipy.stats import pearsonr, spearmanr
 
+from attnlab.analysis.scores import negative_entropy
 from attnlab.tables import Column, Table, digits
 
 
@@ -36,7 +37,7 @@ def row_statistics(logits: Float[np.ndarray, 't o']) -> dict[str, float]:
     p = np.exp(logs)
     return {
         'log-probability': float(logs.max(axis=1).mean()),
-        'negative entropy': float(np.sum(p * logs, axis=1).mean()),
+        'negative entropy': float(negative_entropy(logits).mean()),
         'sure': float((p.max(axis=1) > 0.5).mean()),
         'variance': float(p.var(axis=1).mean()),
     }

@@ -29,9 +29,7 @@ from attnlab.analysis.memory import ByDistance, Call
 from attnlab.analysis.question import Question
 from attnlab.context import PADDING, Context
 from attnlab.errors import UserError
-from attnlab.mixers.mixer import Mixer
-from attnlab.mixers.softmax.attention import Attention
-from attnlab.mixers.softmax.shaped import ShapedAttention
+from attnlab.mixers.mixer import Mixer, ReadsWeights
 from attnlab.models.predictor import one_stack
 from attnlab.random import key_for
 from attnlab.runs.loading import Loaded
@@ -43,9 +41,6 @@ TARGETS = 8
 
 MAPPED = 32
 """Tokens of the map of a mixer that has no weights."""
-
-WITH_WEIGHTS = (Attention, ShapedAttention)
-"""Mixers that tell their weights."""
 
 POINTS = 1000
 """The most hidden states of a layer whose geometry is described."""
@@ -130,7 +125,7 @@ def looked_into(loaded: Loaded, rows: Sequence[Batch], *, tuned: bool = False) -
     setup, layers = loaded.setup, memory.mixers(loaded.model())
 
     def lens(variables: nnx.State, row: Batch) -> Seen:
-        return logit_lens(setup.task, lambda: nnx.merge(setup.graphdef, variables), row)
+        return logit_lens(setup.task, nnx.merge(setup.graphdef, variables), row)
 
     def passed(variables: nnx.State, row: Batch) -> tuple[Array, Array, list[Call]]:
         model = nnx.merge(setup.graphdef, variables)
@@ -184,7 +179,7 @@ def looked_into(loaded: Loaded, rows: Sequence[Batch], *, tuned: bool = False) -
         influences=[layer.memory['influence'] for layer in found.layers],
         states=[layer.states for layer in found.layers],
         maps=[_map(asking, mixer, calls) for mixer, calls in zip(layers, by_row[0], strict=True)],
-        weighted=[isinstance(mixer, WITH_WEIGHTS) for mixer in layers],
+        weighted=[isinstance(mixer, ReadsWeights) for mixer in layers],
     )
 
 
@@ -245,16 +240,16 @@ def _tuned(loaded: Loaded, rows: Sequence[Batch], streams: Sequence[Array]) -> l
     def mean(variables: nnx.State, translator: Translator, of: Array, last: Array, batches: Batch) -> Any:
         def one(each: tuple[Array, Array, Batch]) -> tuple[Array, Array]:
             of, last, batch = each
-            make = functools.partial(nnx.merge, setup.graphdef, variables)
-            return translated_divergence(setup.task, make, batch, translator, of, last)
+            model = nnx.merge(setup.graphdef, variables)
+            return translated_divergence(setup.task, model, batch, translator, of, last)
 
         totals, asked = jax.lax.map(one, (of, last, batches))
         return jnp.sum(totals) / jnp.sum(asked)
 
     def both(variables: nnx.State, row: Batch, translators: Translator, streams: Array) -> tuple[Seen, Seen]:
-        make = functools.partial(nnx.merge, setup.graphdef, variables)
+        model = nnx.merge(setup.graphdef, variables)
         nothing = jax.tree.map(jnp.zeros_like, translators)
-        return tuple(translated(setup.task, make, row, each, streams) for each in (translators, nothing))  # type: ignore[return-value]
+        return tuple(translated(setup.task, model, row, each, streams) for each in (translators, nothing))  # type: ignore[return-value]
 
     slopes, seen = setup.jit(jax.value_and_grad(mean, argnums=1)), setup.jit(both)
 
@@ -352,7 +347,7 @@ def _head_statistics(
     setup = loaded.setup
     found: list[dict[str, list[float | None]]] = []
     for index, mixer in enumerate(layers):
-        rows = [asking.read(mixer, *calls[index]) for calls in by_row] if isinstance(mixer, WITH_WEIGHTS) else []
+        rows = [asking.read(mixer, *calls[index]) for calls in by_row] if isinstance(mixer, ReadsWeights) else []
         names = rows[0] if rows else ()
         found.append({name: _mean([row[name] for row in rows]) for name in names})
     half = min(setup.length // 2, setup.task.vocab)
@@ -433,7 +428,7 @@ def _read(mixer: Any, x: Array, ctx: Context) -> dict[str, Array]:
 
 def _map(asking: Asking, mixer: Mixer, call: Call) -> Float[np.ndarray, 'h _ s']:
     """What tokens of the first row read: weights by head, or of a mixer that has none the sizes of derivatives."""
-    if isinstance(mixer, WITH_WEIGHTS):
+    if isinstance(mixer, ReadsWeights):
         return np.asarray(asking.weights(mixer, *call)[0], np.float32)
     return np.asarray(asking.map(mixer, *call), np.float32)[None, :, 0]
 

@@ -11,6 +11,7 @@ value is a function of tokens; what is done there gives another (`attnlab.analys
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -72,6 +73,17 @@ def hidden_with(model: Stacked, inputs: Tokens | Features, ctx: Context, changes
         streams, _ = layer(streams, ctx.fold_in(index))
         streams = at(f'layers[{index}].residual', streams)
     return model.norm(model.stack.residual.close(streams))  # type: ignore[attr-defined]
+
+
+def with_methods(model: Any, **methods: Callable[..., Any]) -> Any:
+    """A copy of a model some of whose methods are others, which are given what is in the place of theirs, `own`, first.
+
+    with_methods(model, hidden=lambda own, inputs, ctx, state=None: own(inputs, change(ctx), state))
+    """
+    copy = nnx.clone(model)
+    for name, method in methods.items():
+        setattr(copy, name, functools.partial(method, getattr(copy, name)))
+    return copy
 
 
 def check_places(wanted: Iterable[str], known: Collection[str]) -> None:

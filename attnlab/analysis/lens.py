@@ -10,6 +10,7 @@ from jax import Array
 from jaxtyping import Float
 from scipy.optimize import minimize
 
+from attnlab.analysis.interventions import with_methods
 from attnlab.analysis.prediction import what_is_asked
 from attnlab.context import Context
 from attnlab.models.layers import entered, layers
@@ -48,26 +49,25 @@ class Seen(NamedTuple):
 
 
 def inputs_of(task: Task, model: Any, batch: Batch) -> tuple[Tokens | Features, Context]:
-    """The inputs and the context that a task gives a model for a batch. The model is changed by it."""
-    own, found = model.hidden, []
+    """The inputs and the context that a task gives a model for a batch."""
+    found = []
 
-    def hidden(inputs: Array, ctx: Context, state: Any = None) -> tuple[Embedded, Any]:
+    def hidden(own: Any, inputs: Array, ctx: Context, state: Any = None) -> tuple[Embedded, Any]:
         found.append((inputs, ctx))
         return own(inputs, ctx, state)
 
-    model.hidden = hidden
-    task.measure(model, batch, None)
+    task.measure(with_methods(model, hidden=hidden), batch, None)
     return found[0]
 
 
-def logit_lens(task: Task, make_model: Callable[[], Any], batch: Batch) -> Seen:
+def logit_lens(task: Task, model: Any, batch: Batch) -> Seen:
     """Predictions from every layer, as if the layers after it were left out: `head(norm(h_l))`.
 
     nostalgebraist 2020, with the final norm, which some leave out. Where real numbers are predicted, none agree and
-    divergences are zero. The models made are changed.
+    divergences are zero.
     """
-    streams = residuals(make_model(), *inputs_of(task, make_model(), batch))
-    return _seen(*_predicted(task, make_model, batch, streams))
+    streams = residuals(model, *inputs_of(task, model, batch))
+    return _seen(*_predicted(task, model, batch, streams))
 
 
 class Translator(NamedTuple):
@@ -82,22 +82,20 @@ class Translator(NamedTuple):
 
 
 def translated_divergence(
-    task: Task, make_model: Callable[[], Any], batch: Batch, translator: Translator, stream: Embedded, last: Embedded
+    task: Task, model: Any, batch: Batch, translator: Translator, stream: Embedded, last: Embedded
 ) -> tuple[Float[Array, ''], Float[Array, '']]:
     """`KL(last | head(norm(translated stream)))` in nats, summed over what is predicted, and how much that is."""
-    seen = _seen(*_predicted(task, make_model, batch, jnp.stack([translator(stream), last])))
+    seen = _seen(*_predicted(task, model, batch, jnp.stack([translator(stream), last])))
     return seen.divergence[0], seen.asked
 
 
-def translated(
-    task: Task, make_model: Callable[[], Any], batch: Batch, translators: Translator, streams: Float[Array, 'l b t d']
-) -> Seen:
+def translated(task: Task, model: Any, batch: Batch, translators: Translator, streams: Float[Array, 'l b t d']) -> Seen:
     """The tuned lens: as `logit_lens`, through a translator of every stream but the last, stacked.
 
     Belrose et al. 2023, https://arxiv.org/abs/2303.08112.
     """
     moved = jax.vmap(lambda translator, stream: translator(stream))(translators, streams[:-1])
-    return _seen(*_predicted(task, make_model, batch, jnp.concatenate([moved, streams[-1:]])))
+    return _seen(*_predicted(task, model, batch, jnp.concatenate([moved, streams[-1:]])))
 
 
 def fitted(
@@ -128,21 +126,16 @@ def fitted(
 
 
 def _predicted(
-    task: Task, make_model: Callable[[], Any], batch: Batch, streams: Float[Array, 'l b t d']
+    task: Task, model: Any, batch: Batch, streams: Float[Array, 'l b t d']
 ) -> tuple[Array, Array, Array, bool]:
     """Logits, losses and weights of what is predicted from each stream, and whether these are classes."""
     discrete = []
 
     def asked(stream: Array) -> tuple[Array, Array, Array]:
-        def reading() -> Any:
-            model = make_model()
+        def hidden(own: Any, inputs: Array, ctx: Context, state: Any = None) -> tuple[Embedded, Any]:
+            return model.norm(stream), state
 
-            def hidden(inputs: Array, ctx: Context, state: Any = None) -> tuple[Embedded, Any]:
-                return model.norm(stream), state
-
-            model.hidden = hidden
-            return model
-
+        reading = with_methods(model, hidden=hidden)
         (_, logits, losses, targets), weights = what_is_asked(task, reading, batch)
         discrete.append(bool(jnp.issubdtype(targets.dtype, jnp.integer)))
         return logits, losses, weights

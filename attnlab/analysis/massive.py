@@ -1,7 +1,6 @@
 """`attnlab analyse --massive`: the few largest activations of the stream, where they stand, and what they are for."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from attnlab.analysis.asked import shown_by
-from attnlab.analysis.interventions import Change, hidden_with, values_at
+from attnlab.analysis.interventions import Change, hidden_with, values_at, with_methods
 from attnlab.analysis.lens import inputs_of
 from attnlab.analysis.question import Question
 from attnlab.errors import UserError
@@ -115,23 +114,21 @@ def looked_at(loaded: Loaded, rows: Sequence[Batch]) -> Massive:
     places = ['embedding', *(f'layers[{layer}].residual' for layer in range(depth))]
 
     def described(variables: nnx.State, row: Batch) -> _Row:
-        make = functools.partial(nnx.merge, setup.graphdef, variables)
-        (inputs, ctx), model = inputs_of(setup.task, make(), row), make()
+        model = nnx.merge(setup.graphdef, variables)
+        inputs, ctx = inputs_of(setup.task, model, row)
         found = values_at(model, inputs, ctx, places)
         real = model.layout(ctx).segments_or_ones() > 0
         return jax.tree.map(lambda *each: jnp.stack(each), *(_described(found[place], real) for place in places))
 
     def measured(variables: nnx.State, row: Batch, means: Array, at: Array, kind: Array) -> Any:
-        make = functools.partial(nnx.merge, setup.graphdef, variables)
-        inner, model = make(), make()
+        model = nnx.merge(setup.graphdef, variables)
 
-        def hidden(inputs: Array, ctx: Any, state: Any = None) -> Any:
-            real = inner.layout(ctx).segments_or_ones() > 0
+        def hidden(own: Any, inputs: Array, ctx: Any, state: Any = None) -> Any:
+            real = model.layout(ctx).segments_or_ones() > 0
             changes = {place: _set(index, at, kind, means, real) for index, place in enumerate(places)}
-            return hidden_with(inner, inputs, ctx, changes), state
+            return hidden_with(model, inputs, ctx, changes), state
 
-        model.hidden = hidden
-        found = setup.task.measure(model, row, None)['loss']
+        found = setup.task.measure(with_methods(model, hidden=hidden), row, None)['loss']
         return found.total, found.count
 
     describe, measure = setup.jit(described), setup.jit(measured)

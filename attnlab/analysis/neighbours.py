@@ -14,7 +14,7 @@ from scipy.special import logsumexp
 from attnlab.analysis.lens import inputs_of
 from attnlab.analysis.prediction import predictions
 from attnlab.analysis.question import Question
-from attnlab.config import choose
+from attnlab.config import check_choice
 from attnlab.errors import UserError, optional
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
@@ -121,7 +121,7 @@ def analyse_neighbours(
     Raises `UserError` for rows that do not exist, the split that is stored, more neighbours than hidden states, a head
     of real numbers, other keys, keys that the model does not have, and without the extra `offline`.
     """
-    choose(KEYS, 'keys', keys)
+    check_choice(KEYS, 'keys', keys)
     if question.split == 'train':
         raise UserError('the split is train, whose hidden states are stored: every query would find itself')
     stored = compared(question.loaded, rows_of(question.loaded.setup, 'train', stored_rows), (keys,))
@@ -209,7 +209,7 @@ def compared(loaded: Loaded, rows: list[Batch], keys: Sequence[str]) -> Compared
 
 
 def inner_states(task: Task, model: Any, batch: Batch, keys: Sequence[str]) -> dict[str, Array]:
-    """The values of the last stages that `STAGES` has for keys, where the task calls the model; it is changed."""
+    """The values of the last stages that `STAGES` has for keys, where the task calls the model."""
     found: dict[str, Array] = {}
     for stage in model.stages(*inputs_of(task, model, batch)):
         found |= {name: stage.value for name in keys if stage.name.endswith(STAGES[name])}

@@ -9,6 +9,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float
 
+from attnlab.analysis.interventions import with_methods
 from attnlab.analysis.prediction import loss_and_head_calls
 from attnlab.analysis.scores import max_probability
 from attnlab.tasks.task import Batch
@@ -68,15 +69,14 @@ def odin(logits: Float[np.ndarray, 'b o']) -> Float[np.ndarray, 'b']:
 def _forward(setup: Setup, variables: nnx.State, batch: Batch, more: Array | None) -> tuple[Array, Array]:
     """Logits, with `more` added to inputs or embeddings, and what it is added to."""
     model = nnx.merge(setup.graphdef, variables)
-    own, places = model.embed, []
+    places: list[Array] = []
 
-    def embed(inputs: Array, ctx: Any) -> Array:
+    def embed(own: Any, inputs: Array, ctx: Any) -> Array:
         if jnp.issubdtype(inputs.dtype, jnp.floating):
             places.append(inputs)
             return own(inputs if more is None else inputs + more, ctx)
         places.append(own(inputs, ctx))
         return places[0] if more is None else places[0] + more
 
-    model.embed = embed
-    _, (_, logits, _, _) = loss_and_head_calls(setup.task, model, batch)
+    _, (_, logits, _, _) = loss_and_head_calls(setup.task, with_methods(model, embed=embed), batch)
     return logits, places[0]

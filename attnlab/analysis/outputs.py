@@ -125,7 +125,7 @@ def reader(loaded: Loaded, sizes: tuple[float, ...] = (), unit: float = 1.0) -> 
 
     @functools.partial(setup.jit, out_shardings=setup.whole)
     def call(variables: nnx.State, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, ...]:
-        asked, weights = what_is_asked(task, lambda: nnx.merge(setup.graphdef, variables), batch)
+        asked, weights = what_is_asked(task, nnx.merge(setup.graphdef, variables), batch)
         hidden, logits, losses, targets = asked
         if targets.shape != losses.shape:
             raise UserError(f'{type(task).__name__} asks for several labels at once; uncertainty is of one at a time')

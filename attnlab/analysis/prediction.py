@@ -1,7 +1,7 @@
 """`attnlab analyse --head`: what a trained model's head and its hidden states could predict, and what they do."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ from flax import nnx
 from jax import Array
 
 from attnlab.analysis import output_head
+from attnlab.analysis.interventions import with_methods
 from attnlab.analysis.output_head import Predictions, Refit
 from attnlab.analysis.question import Question
 from attnlab.errors import UserError
@@ -129,7 +130,7 @@ def predictions(loaded: Loaded, rows: list[Batch]) -> list[HeadCalls]:
     setup = loaded.setup
 
     def asked_of(variables: nnx.State, batch: Batch) -> tuple[Any, Array]:
-        return what_is_asked(setup.task, lambda: nnx.merge(setup.graphdef, variables), batch)
+        return what_is_asked(setup.task, nnx.merge(setup.graphdef, variables), batch)
 
     run = setup.jit(asked_of)
     found = []
@@ -146,33 +147,30 @@ def predictions(loaded: Loaded, rows: list[Batch]) -> list[HeadCalls]:
     return found
 
 
-def what_is_asked(
-    task: Task, make_model: Callable[[], Any], batch: Batch
-) -> tuple[tuple[Array, Array, Array, Array], Array]:
+def what_is_asked(task: Task, model: Any, batch: Batch) -> tuple[tuple[Array, Array, Array, Array], Array]:
     """Hidden states, logits, losses and targets of what a task asks of a model's head, and the weights of the losses.
 
-    A weight is the derivative of the total by the loss: zero of what is not counted. The models made are changed.
+    A weight is the derivative of the total by the loss: zero of what is not counted.
     """
 
     def with_more(more: Array) -> tuple[Array, Any]:
-        return loss_and_head_calls(task, make_model(), batch, more)
+        return loss_and_head_calls(task, model, batch, more)
 
-    shape = jax.eval_shape(lambda: loss_and_head_calls(task, make_model(), batch)[1][2])
+    shape = jax.eval_shape(lambda: loss_and_head_calls(task, model, batch)[1][2])
     weights, asked = jax.grad(with_more, has_aux=True)(jnp.zeros(shape.shape, shape.dtype))
     return asked, weights
 
 
 def loss_and_head_calls(task: Task, model: Any, batch: Batch, more: Array | None = None) -> tuple[Array, Any]:
-    """The total loss, with `more` added to the losses, and what the head was asked; the model is changed."""
-    own, asked = model.losses, []
+    """The total loss, with `more` added to the losses, and what the head was asked."""
+    asked = []
 
-    def losses(hidden: Array, targets: Array, key: Array | None = None) -> Array:
+    def losses(own: Any, hidden: Array, targets: Array, key: Array | None = None) -> Array:
         found = own(hidden, targets, key)
         asked.append((hidden, model.logits(hidden), found, targets))
         return found if more is None else found + more
 
-    model.losses = losses
-    return task.measure(model, batch, None)['loss'].total, asked[0]
+    return task.measure(with_methods(model, losses=losses), batch, None)['loss'].total, asked[0]
 
 
 def _joined(asked: list[HeadCalls]) -> Predictions:

@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy.special import comb, stdtrit
 
-from attnlab.evals.measured import NORMAL, Measured
+from attnlab.evals.measured import NORMAL, RESAMPLES, Measured
 
 Numbers = np.ndarray
-RESAMPLES = 1000
 
 
 def best(rates: Numbers, values: Numbers) -> float:

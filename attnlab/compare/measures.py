@@ -15,7 +15,7 @@ from flax import nnx
 
 from attnlab.context import Context
 from attnlab.errors import UserError, nearest
-from attnlab.train.cost import flops_per_token, state_bytes
+from attnlab.train.cost import flops_per_token, parameters, state_bytes
 from attnlab.train.setup import Setup
 
 Measure = Callable[[Setup], float]
@@ -35,11 +35,6 @@ def measure(text: str) -> Measure:
     if text in MEASURES:
         return MEASURES[text]
     raise UserError(f'--by is {text!r}{nearest(text, [*MEASURES, "state_bytes@8192"])}')
-
-
-def parameters(setup: Setup) -> float:
-    """Numbers that are trained."""
-    return float(sum(leaf.size for leaf in jax.tree.leaves(setup.abstract.params)))
 
 
 def decode_ms(setup: Setup) -> float:
@@ -63,4 +58,8 @@ def decode_ms(setup: Setup) -> float:
     return 1000 * float(np.median(seconds[1:]))
 
 
-MEASURES: dict[str, Measure] = {'params': parameters, 'train_flops': flops_per_token, 'decode_ms': decode_ms}
+MEASURES: dict[str, Measure] = {
+    'params': lambda setup: float(parameters(setup)),
+    'train_flops': flops_per_token,
+    'decode_ms': decode_ms,
+}

@@ -16,11 +16,12 @@ from attnlab.errors import UserError, nearest
 from attnlab.evals.measured import Kind, Measured, goal_of, is_share
 from attnlab.runs.record import Record
 from attnlab.train.run import data_hashes
+from attnlab.train.setup import QUANTIZATION, ROUNDING, TRACELESS
 
 PREFERRED = ('1x/accuracy', 'all/accuracy', 'bits_per_byte', '1x/loss', 'all/loss', 'loss')
 """How the names of metrics end that serve as the score, the first that a run has."""
 
-IRRELEVANT = ('model', 'rounding', 'quantization', 'report', 'checkpoint', 'mesh')
+IRRELEVANT = ('model', ROUNDING, QUANTIZATION, *TRACELESS)
 """What of a config does not make the conditions unequal: the models that are compared, and what leaves no trace."""
 
 

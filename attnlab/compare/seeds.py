@@ -13,11 +13,11 @@ from attnlab.config import plain
 from attnlab.evals.measured import of_seeds
 from attnlab.runs.record import Record
 from attnlab.train.run import data_hashes, makings
-from attnlab.train.setup import QUANTIZATION
+from attnlab.train.setup import QUANTIZATION, TRACELESS
 
 Curve = Sequence[tuple[int, float]]
 
-TRACELESS = ('seed', 'report', 'checkpoint', 'mesh')
+FREE = ('seed', *TRACELESS)
 """Keys of a config in which runs of one group may differ: the seed, and what leaves no trace in the numbers."""
 
 OF_ONE = ('from', 'allocation')
@@ -50,7 +50,7 @@ def seed_groups(records: Sequence[Record]) -> list[list[int]]:
 
 def _conditions(record: Record) -> str:
     """Everything that runs of one group have in common."""
-    kept = {key: value for key, value in plain(record.config).items() if key not in TRACELESS}
+    kept = {key: value for key, value in plain(record.config).items() if key not in FREE}
     facts = record.facts
     # Configs do not say how far a run came, nor that it was edited, merged, or quantized with feedback.
     made = [[name, _alike(making)] for name, making in makings(facts)]

@@ -1,7 +1,6 @@
 """Anomalies found by a model that fills gaps: rows that it does not fill with what is there."""
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Callable, Mapping
 
@@ -17,10 +16,9 @@ from attnlab.data.series.anomalies import Disturbances, Scores, detection
 from attnlab.data.series.gaps import FILLINGS, Gapped, Grating
 from attnlab.data.series.windows import Scaled, scaled
 from attnlab.errors import UserError
-from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.tables import Column, Table, digits
 from attnlab.tasks.imputation import Imputation
-from attnlab.train.setup import Setup
+from attnlab.train.setup import Cadence, Setup
 
 MODEL = 'model'
 """What the scores of the model are called, beside those of baselines."""
@@ -63,7 +61,7 @@ class Anomalies:
       name: the prefix of its numbers.
     """
 
-    cadence: EveryNSteps | AtEnd
+    cadence: Cadence
     split: str = 'test'
     disturbances: Disturbances = Disturbances()
     quantile: float = 0.99
@@ -106,7 +104,7 @@ class Anomalies:
         """The scores of all rows of a split, by what scores them."""
         values = series.split(split)
         scored = {score: np.zeros(len(values)) for score in (MODEL, *FILLINGS)}
-        program = _program(setup)
+        program = setup.program(_program)
         for place in range(self.count):
             source = self._reading(series, split, setup.length, place)
             filled: list[np.ndarray] = []
@@ -136,9 +134,8 @@ def with_rows(series: Scaled, split: str, values: Float[np.ndarray, 'n v']) -> S
     return dataclasses.replace(series, values=found)
 
 
-@functools.lru_cache(maxsize=1)
 def _program(setup: Setup) -> Callable[[nnx.State, np.ndarray], Array]:
-    """What the model fills windows with, the same in every process; compiled once a run."""
+    """What the model fills windows with, the same in every process."""
 
     def filled(variables: nnx.State, tokens: Float[Array, 'b t m']) -> Float[Array, 'b t v']:
         model = nnx.merge(setup.graphdef, variables)

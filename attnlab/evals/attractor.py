@@ -1,7 +1,6 @@
 """What a model of a dynamical system makes of it when it runs by itself: where it goes, how fast, in which regions."""
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,12 +16,11 @@ from jaxtyping import Float, Int
 
 from attnlab.data.series.windows import scaled
 from attnlab.errors import UserError
-from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.figures import spectrum_curves, trajectory_panels, write_csv
 from attnlab.models.predictor import Dynamical
 from attnlab.tables import Column, Table, digits
 from attnlab.tasks.reconstruction import Reconstruction
-from attnlab.train.setup import Setup
+from attnlab.train.setup import Cadence, Setup
 
 BINNED = 3
 """Variates up to which densities are in bins; of more there are more bins than rows that could tell them."""
@@ -184,7 +182,7 @@ class Attractor:
       name: the prefix of its numbers.
     """
 
-    cadence: EveryNSteps | AtEnd
+    cadence: Cadence
     split: str = 'test'
     ahead: int = 20
     starts: int = 500
@@ -221,7 +219,7 @@ class Attractor:
         places = np.linspace(0, len(truth) - 1 - self.ahead, self.starts).astype(int)
         run, regions, exponent, reached = (
             np.asarray(one, np.float64)
-            for one in _program(setup, self.transient, len(truth), self.ahead)(
+            for one in setup.program(_program, self.transient, len(truth), self.ahead)(
                 variables, truth[:1].astype(np.float32), truth[places].astype(np.float32)
             )
         )
@@ -260,11 +258,10 @@ def let_go(
     return run, regions, jnp.mean(growths)
 
 
-@functools.lru_cache(maxsize=1)
 def _program(
     setup: Setup, transient: int, steps: int, ahead: int
 ) -> Callable[[nnx.State, np.ndarray, np.ndarray], tuple[Array, ...]]:
-    """The run from one row, its regions and its exponent, and the rows `ahead` of others; compiled once a run."""
+    """The run from one row, its regions and its exponent, and the rows `ahead` of others."""
 
     def made(variables: nnx.State, first: Float[Array, '1 v'], starts: Float[Array, 'n v']) -> tuple[Array, ...]:
         model = nnx.merge(setup.graphdef, variables)

@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 from attnlab.errors import UserError
-from attnlab.evals.cadence import AtEnd, EveryNSteps
+from attnlab.evals.cadence import AtEnd
 from attnlab.evals.measured import Measured, of_examples
 from attnlab.evals.request import Request
 from attnlab.evals.totals import curve, totals
@@ -16,10 +16,8 @@ from attnlab.figures import length_curves, position_curves
 from attnlab.metrics import PRODUCTS, Average
 from attnlab.tables import Column, Interval, Table, plus_minus
 from attnlab.tasks.task import Placed, Slice, Sliced
-from attnlab.train.setup import Setup
-
-ENDS = ('_low', '_high')
-"""How the names of the ends of an interval end."""
+from attnlab.train.beside import ENDS, interval_ends
+from attnlab.train.setup import Cadence, Setup
 
 EXAMPLES = 'examples'
 """What the number of examples of a slice is called."""
@@ -86,7 +84,7 @@ class SlicedEvaluation:
         """A number with its interval; `None` where a slice has none of this metric."""
         if name not in self.numbers:
             return None
-        low, high = (self.numbers.get(f'{name}{end}') for end in ENDS)
+        low, high = map(self.numbers.get, interval_ends(name))
         return Interval(self.numbers[name], low, high)
 
 
@@ -102,7 +100,7 @@ class BySlice:
       name: the prefix of its numbers.
     """
 
-    cadence: EveryNSteps | AtEnd
+    cadence: Cadence
     split: str = 'test'
     multiples: tuple[int, ...] = (1, 2, 4)
     examples: int = 512
@@ -139,8 +137,8 @@ class BySlice:
                     numbers[f'{name}/{metric}'] = float(average.mean())
             for metric, measured in proportions(averages).items():
                 if measured.low is not None and measured.high is not None:
-                    ends = zip(ENDS, (measured.low, measured.high), strict=True)
-                    numbers |= {f'{name}/{metric}{end}': value for end, value in ends}
+                    ends = interval_ends(f'{name}/{metric}')
+                    numbers |= dict(zip(ends, (measured.low, measured.high), strict=True))
                     numbers[f'{name}/{EXAMPLES}'] = float(measured.n)
         named = {'place': setup.task.place, 'places': setup.task.places} if isinstance(setup.task, Placed) else {}
         return SlicedEvaluation(numbers, curves, **named)

@@ -2,9 +2,11 @@
 
 import dataclasses
 
+from attnlab.train.setup import Cadence
+
 
 @dataclasses.dataclass(frozen=True)
-class EveryNSteps:
+class EveryNSteps(Cadence):
     """After every `n`th step, and after the last."""
 
     n: int
@@ -15,7 +17,7 @@ class EveryNSteps:
 
 
 @dataclasses.dataclass(frozen=True)
-class AtEnd:
+class AtEnd(Cadence):
     """After the last step only."""
 
     def due(self, step: int, steps: int) -> bool:

@@ -1,7 +1,6 @@
 """Images drawn by a diffusion model, beside those that it was trained on, by the statistics of their pixels."""
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Callable, Mapping
 
@@ -16,14 +15,13 @@ from attnlab.context import Context
 from attnlab.data.long_range.rows import padded
 from attnlab.data.pipeline import spread
 from attnlab.errors import UserError
-from attnlab.evals.cadence import AtEnd, EveryNSteps
-from attnlab.files import replacing
+from attnlab.evals.png import as_bytes, write_png
 from attnlab.mixers.softmax.reused import Reuse
 from attnlab.models.reusing import begun, reusing
 from attnlab.tables import Column, Table, digits
 from attnlab.tasks.diffusion import Diffusion
 from attnlab.tasks.images import side
-from attnlab.train.setup import Setup
+from attnlab.train.setup import Cadence, Setup
 
 MAGNIFIED = 4
 """Pixels of a figure for a pixel of an image."""
@@ -45,8 +43,6 @@ class DrawnImages:
 
     def draw(self, folder: pathlib.Path) -> None:
         """Writes the pictures side by side, `drawn.png`."""
-        from PIL import Image
-
         columns = int(np.ceil(len(self.pictures) ** 0.5))
         rows = -(-len(self.pictures) // columns)
         height, width, channels = self.pictures.shape[1:]
@@ -55,8 +51,7 @@ class DrawnImages:
             sheet[place // columns, :height, place % columns, :width] = picture
         flat = sheet.reshape(rows * (height + 1), columns * (width + 1), channels)
         large = flat.repeat(MAGNIFIED, axis=0).repeat(MAGNIFIED, axis=1)
-        with replacing(folder / 'drawn.png') as path:
-            Image.fromarray(large[..., 0] if channels == 1 else large).save(path, format='PNG')
+        write_png(large[..., 0] if channels == 1 else large, folder / 'drawn.png')
 
     def table(self, title: str) -> Table:
         """One row a statistic."""
@@ -82,7 +77,7 @@ class Drawings:
       name: the prefix of its numbers.
     """
 
-    cadence: EveryNSteps | AtEnd
+    cadence: Cadence
     split: str = 'test'
     count: int = 64
     steps: int = 50
@@ -110,7 +105,7 @@ class Drawings:
 
     def drawn(self, setup: Setup, variables: nnx.State) -> Float[np.ndarray, 'n t c']:
         """Returns the images, pixels in standard deviations from their mean."""
-        program = _program(setup, self.count, self.steps, self.eta, self.reuse)
+        program = setup.program(_program, self.count, self.steps, self.eta, self.reuse)
         return np.asarray(program(variables, jax.random.key(setup.seed)))
 
     def compared(self, setup: Setup, found: Float[np.ndarray, 'n t c']) -> DrawnImages:
@@ -120,8 +115,7 @@ class Drawings:
         held_out, trained = (_images(task, split, self.count) for split in (self.split, 'train'))
         kind, size = task.data.kind, side(task.data)
         pixels = (found * kind.deviation + kind.mean).reshape(-1, size, size, kind.channels)
-        highest = max(float((held_out * kind.deviation + kind.mean).max()), 1.0)
-        pictures = np.clip(np.round(pixels * 255 / highest), 0, 255).astype(np.uint8)
+        pictures = as_bytes(pixels, float((held_out * kind.deviation + kind.mean).max()))
         of_data = {f'{name}_of_data': value for name, value in statistics(trained, held_out).items()}
         return DrawnImages(statistics(found, held_out) | of_data, pictures)
 
@@ -142,11 +136,10 @@ def _images(task: Diffusion, split: str, count: int) -> Float[np.ndarray, 'n t c
     return np.stack([padded(rows[place], task.data.kind, task.data.kind.length)['tokens'] for place in places])
 
 
-@functools.lru_cache(maxsize=1)
 def _program(
     setup: Setup, count: int, steps: int, eta: float, reuse: Reuse | None
 ) -> Callable[[nnx.State, Array], Array]:
-    """Draws images, compiled once a run."""
+    """Draws images."""
 
     def drawn(variables: nnx.State, key: Array) -> Array:
         model = nnx.merge(setup.graphdef, variables)

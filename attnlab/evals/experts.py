@@ -1,7 +1,6 @@
 """Where tokens go in a model with experts: how uneven their loads are, and how many choices find no room."""
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,13 +13,12 @@ from flax import nnx
 from attnlab.blocks.block import Block, steps
 from attnlab.data.pipeline import spread
 from attnlab.errors import UserError
-from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.models.layers import entered, layers
 from attnlab.nn.experts import MixtureOfExperts, Routing
 from attnlab.tables import Column, Table, digits
 from attnlab.tasks.task import Batch, context
 from attnlab.train.partition import feed
-from attnlab.train.setup import Setup
+from attnlab.train.setup import Cadence, Setup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +85,7 @@ class ExpertLoads:
       name: the prefix of its numbers.
     """
 
-    cadence: EveryNSteps | AtEnd
+    cadence: Cadence
     split: str = 'valid'
     batches: int = 1
     name: str = 'experts'
@@ -108,7 +106,7 @@ class ExpertLoads:
     def evaluate(self, setup: Setup, variables: nnx.State) -> Loads:
         """Returns the counts. Raises `UserError` for a model without experts."""
         source, size = setup.task.source(self.split, setup.length), setup.rows_of_part
-        places, program = spread(len(source), self.batches * size), _program(setup)
+        places, program = spread(len(source), self.batches * size), setup.program(_program)
         index, count = feed(setup.mesh)
         found: dict[int, list[tuple[np.ndarray, int]]] = {}
         for first in range(0, self.batches * size, size):
@@ -136,9 +134,8 @@ def routings(model: Any, batch: Batch) -> Iterator[tuple[int, Routing]]:
                 yield index, block.mlp.routing(taken.normed.reshape(-1, taken.normed.shape[-1]))
 
 
-@functools.lru_cache(maxsize=1)
 def _program(setup: Setup) -> Callable[..., dict[int, tuple[jax.Array, jax.Array]]]:
-    """The loads and the drops of every layer of a batch, compiled once a run."""
+    """The loads and the drops of every layer of a batch."""
 
     def loads(variables: nnx.State, batch: Batch) -> dict[int, tuple[jax.Array, jax.Array]]:
         model = nnx.merge(setup.graphdef, variables)

@@ -1,7 +1,6 @@
 """Forecasts shown: some windows over what came, with their intervals, and how much they move at every frequency."""
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,12 +16,11 @@ from attnlab.data.pipeline import spread
 from attnlab.data.series.baselines import baselines, divided
 from attnlab.data.series.windows import Windows, scaled
 from attnlab.errors import UserError
-from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.figures import Panel, forecast_panels, spectrum_curves, write_csv
 from attnlab.models.predictor import Distributional
 from attnlab.tables import Column, Table, digits
 from attnlab.tasks.forecasting import COVERED, Forecasting
-from attnlab.train.setup import Setup
+from attnlab.train.setup import Cadence, Setup
 
 MODEL, TRUTH = 'model', 'truth'
 """What the forecasts of the model and the rows that came are called, beside those of baselines."""
@@ -119,7 +117,7 @@ class Forecasts:
       name: the prefix of its numbers.
     """
 
-    cadence: EveryNSteps | AtEnd
+    cadence: Cadence
     split: str = 'test'
     shown: int = 4
     measured: int = 256
@@ -177,7 +175,7 @@ def power(rows: Rows) -> Power:
 
 def forecasts(setup: Setup, variables: nnx.State, tokens: Float[np.ndarray, 'n r m']) -> tuple[Rows, ...]:
     """The forecasts of windows, and where the model predicts distributions the ends of the middle 80 %."""
-    size, program = setup.rows_of_part, _program(setup)
+    size, program = setup.rows_of_part, setup.program(_program)
     found: list[list[Rows]] = []
     for first in range(0, len(tokens), size):
         batch = tokens[first : first + size]
@@ -186,9 +184,8 @@ def forecasts(setup: Setup, variables: nnx.State, tokens: Float[np.ndarray, 'n r
     return tuple(np.concatenate(parts) for parts in zip(*found, strict=True))
 
 
-@functools.lru_cache(maxsize=1)
 def _program(setup: Setup) -> Callable[[nnx.State, np.ndarray], tuple[Array, ...]]:
-    """The forecasts of a batch, the same in every process; compiled once a run."""
+    """The forecasts of a batch, the same in every process."""
 
     def made(variables: nnx.State, tokens: Float[Array, 'b r m']) -> tuple[Array, ...]:
         model = nnx.merge(setup.graphdef, variables)

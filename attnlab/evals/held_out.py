@@ -9,7 +9,7 @@ from flax import nnx
 
 from attnlab.data.text.windows import Sample
 from attnlab.errors import UserError
-from attnlab.evals.cadence import AtEnd, EveryNSteps
+from attnlab.evals.cadence import AtEnd
 from attnlab.evals.measured import Measured, of_documents
 from attnlab.evals.request import Request
 from attnlab.evals.totals import curve, totals
@@ -17,7 +17,8 @@ from attnlab.figures import position_curves
 from attnlab.metrics import Average, bits, perplexity
 from attnlab.tables import Column, Interval, Table, digits, plus_minus
 from attnlab.tasks.task import Textual
-from attnlab.train.setup import Setup
+from attnlab.train.beside import interval_ends
+from attnlab.train.setup import Cadence, Setup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +52,9 @@ class Evaluation:
         return Table('evaluation', COLUMNS, rows, f'{title}: {self.sample}' if self.sample else title)
 
     def _interval(self, name: str, suffix: str) -> Interval:
-        low, high = (self.numbers.get(f'{name}_{end}{suffix}') for end in ('low', 'high'))
-        return Interval(self.numbers[f'{name}{suffix}'], low, high)
+        metric = f'{name}{suffix}'
+        low, high = map(self.numbers.get, interval_ends(metric))
+        return Interval(self.numbers[metric], low, high)
 
 
 COLUMNS = (
@@ -83,7 +85,7 @@ class HeldOut:
         overlap, and only what no earlier one predicted is counted; `None` for windows side by side.
     """
 
-    cadence: EveryNSteps | AtEnd
+    cadence: Cadence
     split: str = 'valid'
     multiples: tuple[int, ...] = (1,)
     tokens: int | None = None
@@ -125,7 +127,8 @@ class HeldOut:
             numbers |= {f'{name}{suffix}': value for name, value in summary(averages).items()}
             for name, measured in by_document(averages).items():
                 if measured.low is not None and measured.high is not None:
-                    intervals |= {f'{name}_low{suffix}': measured.low, f'{name}_high{suffix}': measured.high}
+                    ends = interval_ends(f'{name}{suffix}')
+                    intervals |= dict(zip(ends, (measured.low, measured.high), strict=True))
             curves[f'{multiple}x'] = curve(averages['position_loss'])
             tokens = float(averages['loss'].count)
         sample = self._source(setup, setup.length * self.multiples[-1])

@@ -20,6 +20,8 @@ BARE: tuple[Kind, ...] = ('one', 'survivors')
 """The kinds that have no interval."""
 
 RESAMPLES = 1000
+"""Draws of a bootstrap."""
+
 NORMAL = 1.959964
 """The half width of a normal interval at 95 %, in standard deviations."""
 

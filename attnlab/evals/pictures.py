@@ -1,7 +1,6 @@
 """Pictures of what a model of images finds, patch by patch, and of which pixels a token has seen."""
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,13 +12,12 @@ from flax import nnx
 from jaxtyping import Float, Int, UInt8
 
 from attnlab.errors import UserError
-from attnlab.evals.cadence import AtEnd, EveryNSteps
-from attnlab.files import replacing
+from attnlab.evals.png import as_bytes, write_png
 from attnlab.models.predictor import Stacked
 from attnlab.tables import Column, Table, digits
 from attnlab.tasks.images import ImageTask, Segmentation, side
 from attnlab.tasks.task import Batch, context
-from attnlab.train.setup import Setup
+from attnlab.train.setup import Cadence, Setup
 
 HIGH = 384
 """Pixels that a picture has at least on a side."""
@@ -62,7 +60,7 @@ class Segments:
             times = pixels // classes.shape[1]
             rows.append(COLOURS[classes % len(COLOURS)].repeat(times, axis=1).repeat(times, axis=2))
         sheet = np.concatenate([_beside(row) for row in rows], axis=0)
-        _write(sheet, folder / 'segmented.png')
+        write_png(sheet, folder / 'segmented.png')
 
     def table(self, title: str) -> Table:
         """One row a number."""
@@ -80,7 +78,7 @@ class SegmentPictures:
       name: the prefix of its numbers.
     """
 
-    cadence: EveryNSteps | AtEnd
+    cadence: Cadence
     split: str = 'test'
     count: int = 8
     name: str = 'segmented'
@@ -100,7 +98,7 @@ class SegmentPictures:
         task = setup.task
         assert isinstance(task, Segmentation)
         batch = _batch(task, setup.length, self.split, self.count)
-        found = np.asarray(_classes(setup)(variables, batch))
+        found = np.asarray(setup.program(_classes)(variables, batch))
         patches = side(task.data) // task.patch
         true, found = (x.reshape(-1, patches, patches) for x in (np.asarray(batch['targets']), found))
         return Segments({'accuracy': float(np.mean(true == found))}, _pictures(task, batch), true, found)
@@ -123,7 +121,7 @@ class Field:
         """Writes `receptive_field.png`, black where nothing is seen; brightness goes by the root of the influence."""
         bright = np.round(255 * np.sqrt(self.seen)).astype(np.uint8)
         times = max(1, -(-HIGH // len(bright)))
-        _write(
+        write_png(
             np.stack([bright.repeat(times, axis=0).repeat(times, axis=1)] * 3, axis=-1), folder / 'receptive_field.png'
         )
 
@@ -148,7 +146,7 @@ class ReceptiveField:
       name: the prefix of its numbers.
     """
 
-    cadence: EveryNSteps | AtEnd
+    cadence: Cadence
     split: str = 'test'
     count: int = 64
     name: str = 'field'
@@ -170,7 +168,7 @@ class ReceptiveField:
         pixels = side(task.data)
         batch = _batch(task, setup.length, self.split, self.count)
         grid = _grid(setup.model, batch)
-        influence = np.asarray(_influence(setup)(variables, batch, jax.random.key(setup.seed)), np.float64)
+        influence = np.asarray(setup.program(_influence)(variables, batch, jax.random.key(setup.seed)), np.float64)
         seen = influence.reshape(pixels, pixels)
         seen = seen / max(seen.max(), np.finfo(float).tiny)
         # The pixel at the middle of the patch.
@@ -206,9 +204,8 @@ def _grid(model: Stacked, batch: Batch) -> tuple[int, ...]:
     return grid
 
 
-@functools.lru_cache(maxsize=1)
 def _classes(setup: Setup) -> Callable[[nnx.State, Batch], Any]:
-    """The class of every patch, compiled once a run."""
+    """The class of every patch."""
 
     def found(variables: nnx.State, batch: Batch) -> jax.Array:
         model = nnx.merge(setup.graphdef, variables)
@@ -218,9 +215,8 @@ def _classes(setup: Setup) -> Callable[[nnx.State, Batch], Any]:
     return setup.jit(found, out_shardings=setup.whole)
 
 
-@functools.lru_cache(maxsize=1)
 def _influence(setup: Setup) -> Callable[[nnx.State, Batch, jax.Array], Any]:
-    """The influence of every pixel on the token in the middle, compiled once a run."""
+    """The influence of every pixel on the token in the middle."""
 
     def influence(variables: nnx.State, batch: Batch, key: jax.Array) -> jax.Array:
         model = nnx.merge(setup.graphdef, variables)
@@ -240,9 +236,7 @@ def _pictures(task: ImageTask, batch: Batch) -> UInt8[np.ndarray, 'n height widt
     """Images as bytes, the brightest number of all of them white."""
     kind, size = task.data.kind, side(task.data)
     pixels = np.asarray(batch['tokens'])[..., : kind.channels] * kind.deviation + kind.mean
-    highest = max(float(pixels.max()), 1.0)
-    scaled = np.clip(np.round(pixels * 255 / highest), 0, 255).astype(np.uint8)
-    return scaled.reshape(-1, size, size, kind.channels)
+    return as_bytes(pixels, float(pixels.max())).reshape(-1, size, size, kind.channels)
 
 
 def _beside(pictures: UInt8[np.ndarray, 'n height width 3']) -> UInt8[np.ndarray, 'y x 3']:
@@ -251,13 +245,6 @@ def _beside(pictures: UInt8[np.ndarray, 'n height width 3']) -> UInt8[np.ndarray
     large = pictures.repeat(times, axis=1).repeat(times, axis=2)
     framed = np.pad(large, ((0, 0), (0, GAP), (0, GAP), (0, 0)), constant_values=255)
     return framed.transpose(1, 0, 2, 3).reshape(framed.shape[1], -1, 3)
-
-
-def _write(sheet: UInt8[np.ndarray, 'y x 3'], path: pathlib.Path) -> None:
-    from PIL import Image
-
-    with replacing(path) as temporary:
-        Image.fromarray(sheet).save(temporary, format='PNG')
 
 
 def _table(numbers: Mapping[str, float], title: str) -> Table:

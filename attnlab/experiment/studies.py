@@ -21,7 +21,6 @@ from rich.console import Console
 from attnlab import files
 from attnlab.compare.baselines import trivial_scores
 from attnlab.compare.report.comparison import (
-    STATES,
     Comparison,
     Point,
     StudyResult,
@@ -50,7 +49,7 @@ from attnlab.experiment.results import (
 from attnlab.experiment.runs import check_config
 from attnlab.runs.record import read_record
 from attnlab.sweep import launch
-from attnlab.sweep.study import Parts, Study, create_study, read_study
+from attnlab.sweep.study import STATES, Parts, Study, create_study, read_study
 from attnlab.sweep.sweep import read
 from attnlab.sweep.trial import check_metric
 

@@ -3,10 +3,12 @@
 import abc
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
+from jax import Array
 from jax.typing import DTypeLike
+from jaxtyping import Bool, Float
 
 from attnlab.context import Context
 from attnlab.errors import UserError
@@ -57,6 +59,14 @@ class Mixer(Module):
 
         Scalars in it depend only on how many tokens have been read.
         """
+
+
+@runtime_checkable
+class ReadsWeights(Protocol):
+    """A mixer that tells its weights."""
+
+    def read_weights(self, x: Sequence, ctx: Context) -> tuple[Float[Array, 'b h t s'], Bool[Array, 'b t s']]:
+        """Returns every weight `p_ij` of a call without a state, and which keys each query may see; for analysis."""
 
 
 NO_STREAM = 'a bidirectional mixer cannot be streamed: the first token sees the last'

@@ -19,7 +19,7 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.constrained import Choice, Drawn, NothingAllowed
 from attnlab.functional.sampling import UNRESTRICTED, Sampling
-from attnlab.models.predictor import Predictor
+from attnlab.models.predictor import Predictor, check_decodes
 from attnlab.nn.experts import MixtureOfExperts
 from attnlab.nn.projections import Linear
 from attnlab.typing import State
@@ -32,8 +32,7 @@ class Reader:
     """
 
     def __init__(self, model: Predictor, jit: Callable[..., Any]):
-        if not model.decodes:
-            raise UserError('this model does not read tokens one by one, so it cannot generate')
+        check_decodes(model)
         self._model = model
         self._graphdef, self._variables = nnx.split(model)
         self._read = jit(functools.partial(_read, self._graphdef))

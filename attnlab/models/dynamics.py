@@ -15,7 +15,7 @@ from attnlab.errors import UserError
 from attnlab.functional.recurrences import almost_linear
 from attnlab.mixers.recurrent.almost_linear import stable_diagonal
 from attnlab.models.heads.head import wide
-from attnlab.module import Module
+from attnlab.models.whole_rows import WholeRows
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
 from attnlab.typing import DropoutKey, Embedded, Features, State
@@ -27,7 +27,7 @@ WORD = 16
 """Signs of rectified units in one of the numbers that name a region."""
 
 
-class AlmostLinearDynamics(Module):
+class AlmostLinearDynamics(WholeRows):
     """AL-RNN as an autonomous model of a trajectory, by sparse teacher forcing.
 
         z_t = a * z_{t-1} + W f(z_{t-1}) + h        x_t = (z_t)_{1..v}
@@ -50,10 +50,6 @@ class AlmostLinearDynamics(Module):
       dtype: not used: all is in float32.
       rngs: draws the parameters.
     """
-
-    streaming = False
-    decodes = False
-    documents = 1
 
     def __init__(
         self,
@@ -140,15 +136,6 @@ class AlmostLinearDynamics(Module):
     def logits(self, hidden: Float[Array, '*b v']) -> Float[Array, '*b v']:
         """The predictions as they are."""
         return hidden
-
-    def sample(self, hidden: Float[Array, 'b d'], key: Array, *, temperature: float, top_p: float) -> Int[Array, ' b']:
-        """Raises `UserError`: rows are numbers, not tokens."""
-        raise UserError('a model of a trajectory predicts numbers; there are no tokens to sample')
-
-    def init_state(self, batch: int, length: int) -> State:
-        """Empty: a trajectory is read whole."""
-        del batch, length
-        return ()
 
     def stages(self, tokens: Features, ctx: Context) -> Iterator[Stage]:
         """The state in which rows are entered, and the predictions."""

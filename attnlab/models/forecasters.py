@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 
 from attnlab.blocks.block import Stage
 from attnlab.context import Context
@@ -24,7 +24,7 @@ from attnlab.models.inputs.embedding import Embedding
 from attnlab.models.inputs.series import Rows, SeriesInputs, VariatesApart
 from attnlab.models.stack import Stack
 from attnlab.models.two_rates import TwoRates
-from attnlab.module import Module
+from attnlab.models.whole_rows import WholeRows
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.parameter import param
 from attnlab.nn.series_windows import NO_COVARIATES, Covariates, Trend, WindowGain, WindowNorm, level_and_scale
@@ -36,7 +36,7 @@ Lookback = Float[Array, 'b s n']
 Level = Float[Array, 'b 1 v']
 
 
-class WindowModel(Module):
+class WindowModel(WholeRows):
     """Base class of models that forecast `vocab` steps of every variate of a window, `b t v`.
 
     Behind the variates are covariates, and where some of them are known ahead, the rows of the horizon follow those
@@ -45,10 +45,6 @@ class WindowModel(Module):
     forecasts are multiplied and shifted: `y = scale * head(h) + level`. The loss is in the units of the window too
     where the head says by which power of a unit it grows. Implements `attnlab.models.predictor.Distributional`.
     """
-
-    streaming = False
-    decodes = False
-    documents = 1
 
     head: Any
 
@@ -165,15 +161,6 @@ class WindowModel(Module):
         # A negative gain turns the distribution over.
         every = jnp.where(scale < 0, 1 - every, every)
         return self.head.quantiles(features, every) * scale[..., None] + level[..., None]
-
-    def sample(self, hidden: Float[Array, 'b d'], key: Array, *, temperature: float, top_p: float) -> Int[Array, ' b']:
-        """Raises `UserError`: forecasts are numbers, not tokens."""
-        raise UserError('a forecaster predicts numbers, not tokens')
-
-    def init_state(self, batch: int, length: int) -> State:
-        """Empty: windows are read whole."""
-        del batch, length
-        return ()
 
 
 class LinearForecaster(WindowModel):

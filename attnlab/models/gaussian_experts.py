@@ -15,14 +15,14 @@ from attnlab.blocks.block import Stage
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.models.heads.head import wide
-from attnlab.module import Module
+from attnlab.models.whole_rows import WholeRows
 from attnlab.nn.experts import Gate
 from attnlab.nn.parameter import param
 from attnlab.nn.planted import PlantedExperts
 from attnlab.typing import DropoutKey, Features, State
 
 
-class GaussianExperts(Module):
+class GaussianExperts(WholeRows):
     """`p(y | x) = sum_e pi_e(x) N(y; A_e x + b_e, s_e^2)`, all experts asked for every point, `pi` as planted.
 
     It starts near the planted mixture, at `start` standard deviations in every number: the theory is of the likeliest
@@ -40,9 +40,6 @@ class GaussianExperts(Module):
     Raises `UserError` for another number of experts, and a negative start.
     """
 
-    streaming = False
-    decodes = False
-    documents = 1
     outputs = 1
 
     def __init__(
@@ -105,15 +102,6 @@ class GaussianExperts(Module):
     def shares(self, hidden: Float[Array, '*b 2']) -> Float[Array, '*b e']:
         """`pi` of every expert, in float32."""
         return self.gate.affinities(self.gate.scores(wide(hidden), self.router[...]))
-
-    def sample(self, hidden: Float[Array, 'b 2'], key: Array, *, temperature: float, top_p: float) -> Float[Array, 'b']:
-        """Not of tokens. Raises `UserError`."""
-        raise UserError('GaussianExperts predicts real numbers, and generates no tokens')
-
-    def init_state(self, batch: int, length: int) -> State:
-        """Empty: points do not follow one another."""
-        del batch, length
-        return ()
 
     def stages(self, inputs: Features, ctx: Context) -> Iterator[Stage]:
         """The shares of the experts, and what they predict."""

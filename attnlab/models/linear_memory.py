@@ -6,19 +6,19 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 
 from attnlab.blocks.block import Stage
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.precision import wide_dtype
 from attnlab.models.heads.regression import RegressionHead
-from attnlab.module import Module
+from attnlab.models.whole_rows import WholeRows
 from attnlab.nn.systems import System
 from attnlab.typing import DropoutKey, Embedded, Features, State
 
 
-class LinearMemory(Module):
+class LinearMemory(WholeRows):
     """A linear state-space system of `dim` channels that all read one signal, and a linear map of their outputs.
 
         y = W system(x 1^T)
@@ -34,10 +34,6 @@ class LinearMemory(Module):
       dtype: type of the activations; the system is in float32 or better.
       rngs: draws the parameters.
     """
-
-    streaming = False
-    decodes = False
-    documents = 1
 
     def __init__(
         self,
@@ -80,15 +76,6 @@ class LinearMemory(Module):
     def logits(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:
         """The predictions, in float32."""
         return self.head.logits(hidden)
-
-    def sample(self, hidden: Float[Array, 'b d'], key: Array, *, temperature: float, top_p: float) -> Int[Array, ' b']:
-        """Raises `UserError`: predictions are numbers, not tokens."""
-        raise UserError('a LinearMemory predicts numbers, not tokens')
-
-    def init_state(self, batch: int, length: int) -> State:
-        """Empty: signals are read whole."""
-        del batch, length
-        return ()
 
     def stages(self, inputs: Features, ctx: Context) -> Iterator[Stage]:
         """The outputs of the system, and the predictions."""

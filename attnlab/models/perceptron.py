@@ -11,12 +11,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from attnlab.blocks.block import Stage
-from attnlab.config import choose
+from attnlab.config import check_choice
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import sampling
 from attnlab.losses import softmax_loss, stablemax_logits
-from attnlab.module import Module
+from attnlab.models.whole_rows import WholeRows
 from attnlab.nn.projections import Linear
 from attnlab.typing import DropoutKey, State, Tokens
 
@@ -27,7 +27,7 @@ LOSSES = {'softmax': lambda scores: scores, 'stablemax': stablemax_logits}
 """Maps from scores to logits, by the name of the map from scores to probabilities."""
 
 
-class Perceptron(Module):
+class Perceptron(WholeRows):
     """Maps tokens to classes: concatenated one-hot vectors through layers with ReLU, `W_n relu(... relu(W_1 x))`.
 
     Without biases; with 2 tokens of 113 and `hidden=(200, 200)` it is the network of Prieto et al. 2025,
@@ -44,10 +44,6 @@ class Perceptron(Module):
     Raises `UserError` for another loss, or no hidden layer.
     """
 
-    streaming = False
-    decodes = False
-    documents = 1
-
     def __init__(
         self,
         vocab: int,
@@ -58,7 +54,7 @@ class Perceptron(Module):
         dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
-        choose(LOSSES, 'loss', loss)
+        check_choice(LOSSES, 'loss', loss)
         if not hidden:
             raise UserError('model.hidden is (); a perceptron needs at least one hidden layer')
         self.vocab, self.dtype, self.loss = vocab, jnp.dtype(dtype), loss
@@ -98,11 +94,6 @@ class Perceptron(Module):
     def sample(self, hidden: Float[Array, 'b d'], key: Array, *, temperature: float, top_p: float) -> Int[Array, ' b']:
         """Sampled classes, see `attnlab.functional.sampling`."""
         return sampling.sample(self.logits(hidden), key, temperature=temperature, top_p=top_p)
-
-    def init_state(self, batch: int, length: int) -> State:
-        """Empty: there is no next token."""
-        del batch, length
-        return ()
 
     def stages(self, tokens: Tokens, ctx: Context) -> Iterator[Stage]:
         """The hidden layers in order, and the logits."""

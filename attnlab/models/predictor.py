@@ -68,6 +68,12 @@ class Predictor(Protocol):
         """Every named intermediate value in order, lazily; to find the first wrong one."""
 
 
+def check_decodes(model: Predictor) -> None:
+    """Raises `UserError` for a model that cannot generate."""
+    if not model.decodes:
+        raise UserError('this model does not read tokens one by one, so it cannot generate')
+
+
 @runtime_checkable
 class Stacked(Predictor, Protocol):
     """A model of residual blocks, whose layers can be analysed.

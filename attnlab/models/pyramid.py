@@ -19,7 +19,7 @@ from attnlab.functional.grids import Grid, flatten, required_grid, unflatten
 from attnlab.mixers.mixer import NO_STREAM
 from attnlab.models.stack import Stack
 from attnlab.module import Module
-from attnlab.nn.positions import GridSinusoids, LearnedPlaces
+from attnlab.nn.positions import OnGrid
 from attnlab.typing import Sequence, State
 
 
@@ -38,7 +38,7 @@ class Resolution(Module):
       merge: maps a grid to a smaller one, made as `merge(before, width * dim, patch=ratio, rngs=rngs)`, as stems of
         `Patches` are; `None`: the resolution is that before it, and so is the width.
       ratio: by which the sides of the grid become shorter.
-      positions: added behind `merge`: `GridSinusoids`, or made as `positions(width * dim, rngs=rngs)`; `None`: none.
+      positions: added behind `merge`, `GridSinusoids()` or made as `positions(width * dim, rngs=rngs)`; `None`: none.
       rngs: draws the parameters.
 
     Raises `UserError` for another width without `merge`.
@@ -53,7 +53,7 @@ class Resolution(Module):
         stack: Callable[..., Stack],
         merge: Callable[..., nnx.Module] | None = None,
         ratio: int = 2,
-        positions: GridSinusoids | Callable[..., nnx.Module] | None = None,
+        positions: OnGrid | Callable[..., nnx.Module] | None = None,
         rngs: nnx.Rngs,
     ):
         self.dim, self.before, self.ratio = width * dim, before, ratio
@@ -62,9 +62,7 @@ class Resolution(Module):
                 f'a resolution of width {self.dim} behind one of {before} needs merge, such as PatchMerging'
             )
         self.merge: Any = None if merge is None else merge(before, self.dim, patch=ratio, rngs=rngs)
-        if positions is not None and not isinstance(positions, GridSinusoids):
-            positions = positions(self.dim, rngs=rngs)
-        self.positions: Any = positions
+        self.positions: Any = positions(self.dim, rngs=rngs) if callable(positions) else positions
         self.stack = stack(self.dim, rngs=rngs)
 
     def context(self, ctx: Context) -> Context:
@@ -93,8 +91,7 @@ class Resolution(Module):
         if self.positions is None:
             return x
         grid = required_grid(after, type(self).__name__)
-        sinusoids = isinstance(self.positions, GridSinusoids)
-        here = self.positions.encode(grid, self.dim) if sinusoids else self.positions()
+        here = self.positions.encode(grid, self.dim)
         if here.shape[0] != math.prod(grid):
             raise UserError(
                 f'positions of a resolution are for {here.shape[0]} places; its grid is {grid}: give it that as '
@@ -147,7 +144,7 @@ class Pyramid(Module):
         grid that is too small, and then changes nothing.
         """
         for resolution, old, new in zip(self.resolutions, self.grids(grid), self.grids(to), strict=True):
-            if isinstance(resolution.positions, LearnedPlaces):
+            if resolution.positions is not None:
                 resolution.positions.resample(old, new)
 
     def grids(self, grid: Grid) -> list[Grid]:

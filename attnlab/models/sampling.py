@@ -12,8 +12,8 @@ from jaxtyping import Array, Float, Int
 
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.functional.sampling import Sampling
-from attnlab.models.predictor import Predictor
+from attnlab.functional.sampling import UNRESTRICTED, Sampling
+from attnlab.models.predictor import Predictor, check_decodes
 from attnlab.models.thoughts import check_thinks, thought
 from attnlab.typing import State
 
@@ -22,11 +22,8 @@ def generate(
     model: Predictor,
     prompt: np.ndarray,
     steps: int,
+    sampling: Sampling = UNRESTRICTED,
     *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
     thoughts: int = 0,
     seed: int = 0,
     jit: Callable[..., Any] = jax.jit,
@@ -34,19 +31,17 @@ def generate(
     """Yields `steps` tokens that continue `prompt` (int `t`, not empty), each sampled when it is requested.
 
     The prompt is read in one pass; each token then costs one step of every mixer. Before the first there are
-    `thoughts` mixtures of what might come next (`attnlab.models.thoughts`), which are read but not yielded.
-    Temperature 0 takes the most likely token; `Sampling` says what the others restrict. The tokens are a pure function
-    of the arguments. `jit` compiles the steps; use that of a run's `Setup`, which knows its precision and its mesh.
-    Raises `UserError` for a model that cannot generate, and for a negative number of thoughts.
+    `thoughts` mixtures of what might come next (`attnlab.models.thoughts`), which are read but not yielded. The tokens
+    are a pure function of the arguments. `jit` compiles the steps; use that of a run's `Setup`, which knows its
+    precision and its mesh. Raises `UserError` for a model that cannot generate, and for a negative number of thoughts.
     """
     if thoughts < 0:
         raise UserError(f'thoughts is {thoughts}; it must be at least 0')
-    if not model.decodes:
-        raise UserError('this model does not read tokens one by one, so it cannot generate')
+    check_decodes(model)
     graphdef, variables = nnx.split(model)
     tokens = jnp.asarray(prompt, jnp.int32)[None]
     state = model.init_state(1, len(prompt) + thoughts + steps)
-    draw = jit(functools.partial(_draw, graphdef, sampling=Sampling(temperature, top_k, top_p, min_p)))
+    draw = jit(functools.partial(_draw, graphdef, sampling=sampling))
     run = jit(functools.partial(advance, graphdef), donate_argnums=2)
     key = jax.random.key(seed)
     position = 0

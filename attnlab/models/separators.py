@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from attnlab.blocks.block import Stage
 from attnlab.context import Context
@@ -20,6 +20,7 @@ from attnlab.errors import UserError
 from attnlab.functional.separation import best_order, every_pair, matched
 from attnlab.models.heads.head import wide
 from attnlab.models.stack import Stack
+from attnlab.models.whole_rows import WholeRows
 from attnlab.module import Module
 from attnlab.nn.activations import PReLU, activation
 from attnlab.nn.convolutions import DilatedConv
@@ -30,7 +31,7 @@ from attnlab.typing import DropoutKey, Embedded, Features, Sequence, State
 Signals = Float[Array, 'b n t']
 
 
-class Separator(Module):
+class Separator(WholeRows):
     """Base class of models that estimate the `vocab` sources of a mixture, `b t 1`, by masks.
 
         w_k = f(x_k U),   m_k = sigmoid(z_k M + c),   s_nk = (m_nk * w_k) V
@@ -44,9 +45,7 @@ class Separator(Module):
     Raises `UserError` for an odd frame, an unknown activation, and mixtures of several channels.
     """
 
-    streaming = False
-    decodes = False
-    documents = 1
+    predicts = 'signals'
 
     def __init__(
         self, vocab: int, width: int, features: int, frame: int, activation_name: str, dtype: DTypeLike, rngs: nnx.Rngs
@@ -122,15 +121,6 @@ class Separator(Module):
     def logits(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:
         """The estimates, in float32."""
         return wide(hidden)
-
-    def sample(self, hidden: Float[Array, 'b d'], key: Array, *, temperature: float, top_p: float) -> Int[Array, ' b']:
-        """Raises `UserError`: sources are signals, not tokens."""
-        raise UserError('a separator predicts signals, not tokens')
-
-    def init_state(self, batch: int, length: int) -> State:
-        """Empty: mixtures are read whole."""
-        del batch, length
-        return ()
 
     def stages(self, tokens: Features, ctx: Context) -> Iterator[Stage]:
         """The transform, what is made of it, the masked transforms and the estimates."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from attnlab.config import choose
+from attnlab.config import check_choice
 from attnlab.nn.activations import ACTIVATIONS, gelu_exact, normal_below
 from attnlab.signature import checked_fields
 
@@ -72,9 +72,9 @@ class CoreUnit:
     inner: Optional['CoreUnit'] = None
 
     def __post_init__(self) -> None:
-        choose(BINARY, 'combine', self.combine)
+        check_choice(BINARY, 'combine', self.combine)
         for name in ('first', 'second'):
-            choose(UNARY, name, getattr(self, name))
+            check_choice(UNARY, name, getattr(self, name))
 
     def __call__(self, x: Float[Array, '*b']) -> Float[Array, '*b']:
         """The value, in the type of `x`."""

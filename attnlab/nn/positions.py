@@ -5,7 +5,7 @@ Without one a causal mask alone still tells positions apart: Kazemnejad et al. 2
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
@@ -137,6 +137,21 @@ class GridSinusoids:
         angles = axial_angles(grid, dim, self.base, jnp.float32, span=self.span)
         return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
+    def resample(self, grid: Grid, to: Grid) -> None:
+        """Does nothing: every grid has its sinusoids."""
+        del grid, to
+
+
+@runtime_checkable
+class OnGrid(Protocol):
+    """Positions that are added to what lies on a grid."""
+
+    def encode(self, grid: Grid, dim: int) -> Float[Array, 't d']:
+        """Returns a vector for every place."""
+
+    def resample(self, grid: Grid, to: Grid) -> None:
+        """Takes the places of `to` from now on where it took those of `grid`."""
+
 
 class LearnedPlaces(Module):
     """A learned vector for every place of a grid, initial standard deviation 0.02.
@@ -151,6 +166,11 @@ class LearnedPlaces(Module):
     def __call__(self) -> Float[Array, 't d']:
         """The vectors of all places."""
         return self.weight[...]
+
+    def encode(self, grid: Grid, dim: int) -> Float[Array, 't d']:
+        """Returns the vectors of all places that it has; whether these are those of `grid` is not asked."""
+        del grid, dim
+        return self()
 
     def resample(self, grid: Grid, to: Grid) -> None:
         """Has vectors for the places of another grid, interpolated between those of `grid`; see `resampling`.

@@ -40,9 +40,8 @@ class Writer:
 
     def sampled(self, prompt: str, sampling: Sampling, seed: int, thoughts: int = 0) -> Iterator[str]:
         """The continuation of a prompt, one token after the other, after `thoughts` continuous thoughts."""
-        ids, restricted = self._ids(prompt), dataclasses.asdict(sampling)
-        restricted |= {'thoughts': thoughts}
-        drawn = generate(self.loaded.model(), ids, self.tokens, **restricted, seed=seed, jit=self._jit)
+        model, ids = self.loaded.model(), self._ids(prompt)
+        drawn = generate(model, ids, self.tokens, sampling, thoughts=thoughts, seed=seed, jit=self._jit)
         return self._text([token] for token in drawn)
 
     def side_by_side(self, prompts: Sequence[str], sampling: Sampling, seed: int) -> list[str]:

@@ -14,6 +14,7 @@ from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Table, digits
 from attnlab.train import run
 from attnlab.train.average import SUFFIX
+from attnlab.train.beside import is_accessory
 from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.launch import run_facts
 from attnlab.train.metrics_file import METRICS, append_line, read_lines
@@ -120,11 +121,6 @@ def score_table(numbers: Mapping[str, float], before: Mapping[str, float]) -> Ta
     rows = [
         (name, before.get(name), value, value - before[name] if name in before else None)
         for name, value in numbers.items()
-        if not _counts(name)
+        if not is_accessory(name)
     ]
     return Table('scores', columns, rows, 'evaluated as in training')
-
-
-def _counts(name: str) -> bool:
-    """Whether a number is an end of an interval, or counts what was evaluated."""
-    return name.partition('@')[0].endswith(('_low', '_high', 'tokens', 'documents', 'examples'))

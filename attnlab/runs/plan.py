@@ -16,7 +16,7 @@ from attnlab.runs.collectives import Exchange, exchanges
 from attnlab.runs.traffic import traffic
 from attnlab.tables import Column, Printer, Table, digits, in_bytes
 from attnlab.train import partition
-from attnlab.train.cost import executed_flops_per_token, flops_per_token, implementations, state_bytes
+from attnlab.train.cost import executed_flops_per_token, flops_per_token, implementations, parameters, state_bytes
 from attnlab.train.hardware import hardware
 from attnlab.train.setup import Setup
 from attnlab.train.topologies import Topology
@@ -158,11 +158,10 @@ def state_table(setup: Setup) -> Table:
 
 def cost_table(setup: Setup) -> Table:
     """Operations per token, and the memory of one device."""
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(setup.abstract.params))
     flops, executed = flops_per_token(setup), executed_flops_per_token(setup)
     rows = [
         ('model FLOPs a token', flops),
-        ('of 6 x parameters', flops / (6 * parameters)),
+        ('of 6 x parameters', flops / (6 * parameters(setup))),
         ('model FLOPs a step', flops * setup.batch_size * setup.length),
         ('executed, with recomputation, over model', executed / flops),
     ]

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from attnlab.errors import UserError
 from attnlab.evals.measured import NORMAL, Kind, Measured
 from attnlab.train import run
+from attnlab.train.beside import interval_ends
 from attnlab.train.metrics_file import METRICS, read_lines, speeds
 
 
@@ -79,7 +80,7 @@ class Record:
 
     def measured(self, metric: str) -> Measured:
         """The newest value of a metric, with its interval over what was evaluated where the run wrote one down."""
-        value, low, high = (self.last.get(name) for name in (metric, *_ends(metric)))
+        value, low, high = (self.last.get(name) for name in (metric, *interval_ends(metric)))
         if value is None:
             raise KeyError(metric)
         if low is None or high is None:
@@ -107,16 +108,10 @@ def newest(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for line in lines:
         # A value that is not finite has no interval, and that of an older step is not its own.
-        for end in itertools.chain.from_iterable(map(_ends, line)):
+        for end in itertools.chain.from_iterable(map(interval_ends, line)):
             found.pop(end, None)
         found |= line
     return found
-
-
-def _ends(metric: str) -> tuple[str, str]:
-    """The names of the ends of a metric's interval."""
-    stem, at, multiple = metric.partition('@')
-    return f'{stem}_low{at}{multiple}', f'{stem}_high{at}{multiple}'
 
 
 def read_record(workdir: pathlib.Path) -> Record:

@@ -12,6 +12,7 @@ from attnlab.tables import Column, Printer, Table, pairs
 from attnlab.train.metrics_file import METRICS, read_lines
 from attnlab.train.run import saved_config
 from attnlab.train.run import starts as run_starts
+from attnlab.train.saved import steps_in
 
 
 def show_run(workdir: pathlib.Path, printer: Printer) -> None:
@@ -20,8 +21,8 @@ def show_run(workdir: pathlib.Path, printer: Printer) -> None:
     last = newest(read_lines(workdir / METRICS))
     ordered = dict(sorted(last.items(), key=lambda item: item[0].startswith('train/')))
     printer.table(pairs('results', ordered, 'last of each metric'))
-    saved = sorted(int(path.name) for path in (workdir / 'checkpoints').glob('*') if path.name.isdecimal())
-    printer.line(f'checkpoints: {", ".join(map(str, saved)) or "none"} of {config.steps} steps')
+    saved = ', '.join(map(str, steps_in(workdir / 'checkpoints')))
+    printer.line(f'checkpoints: {saved or "none"} of {config.steps} steps')
     if starts:
         facts = flatten({name: value for name, value in starts[-1].items() if name != 'implementations'})
         facts['command'] = _command(starts[-1], workdir)

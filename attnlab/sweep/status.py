@@ -8,19 +8,18 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from attnlab.sweep.study import Parts, Study, read_study
+from attnlab.sweep.study import STATES, Parts, Study, read_study
 from attnlab.tables import Column, Printer, Table, digits, rendered, visible
 from attnlab.train.metrics_file import METRICS, whole_lines
 
 PAUSE = 1.0
 TABLES = ('trials', 'confirmation')
 """What the tables of a study and of its confirmation are called."""
-WORDS = {TrialState.COMPLETE: 'done', TrialState.PRUNED: 'pruned', TrialState.FAIL: 'failed'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +137,7 @@ def summary(study: Study, found: list[TrialStatus]) -> str:
 
 
 def _status(study: Study, trial: FrozenTrial) -> TrialStatus:
-    state = WORDS[trial.state] if trial.state in WORDS else 'running' if study.taken(trial) else 'interrupted'
+    state = STATES[trial.state] if trial.state in STATES else 'running' if study.taken(trial) else 'interrupted'
     notes = trial.user_attrs
     return TrialStatus(
         number=trial.number,

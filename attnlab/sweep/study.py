@@ -217,6 +217,10 @@ class Study:
         return Lock(self.folder / 'locks' / f'{number:04}')
 
 
+STATES = {TrialState.COMPLETE: 'done', TrialState.PRUNED: 'pruned', TrialState.FAIL: 'failed'}
+"""What the states of trials that have ended are called."""
+
+
 def workdir(folder: pathlib.Path, number: int) -> pathlib.Path:
     """The run directory of a trial of the study in a folder."""
     return folder / 'trials' / f'{number:04}'

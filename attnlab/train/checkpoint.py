@@ -26,6 +26,7 @@ from jax.experimental import multihost_utils
 
 from attnlab import files
 from attnlab.errors import UserError, nearest
+from attnlab.train.saved import steps_in, unreadable
 
 SUMS = 'SHA256SUMS'
 UNCHECKED = (SUMS, '_CHECKPOINT_METADATA')
@@ -95,13 +96,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint, damaged or not, in order. Raises `UserError` where they cannot be read."""
-        try:
-            with os.scandir(self._directory) as entries:
-                return sorted(int(entry.name) for entry in entries if _is_step(entry.name) and entry.is_dir())
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            raise _unreadable(self._directory, error) from error
+        return steps_in(self._directory)
 
     def save(self, step: int, state: State, metadata: Metadata) -> None:
         """Saves in the background, after the previous save; `state` may be donated as soon as this returns.
@@ -349,11 +344,6 @@ def _named(state: State) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator='.'): leaf for path, leaf in leaves}
 
 
-def _is_step(name: str) -> bool:
-    """Whether a folder of this name is a checkpoint: a number as it is written here, without zeros before it."""
-    return name.isascii() and name.isdecimal() and name == str(int(name))
-
-
 def _digests(folder: pathlib.Path, names: Iterable[str]) -> dict[str, str | None]:
     """The digest of each of the files; `None` for one that is not there."""
     names = list(names)
@@ -387,7 +377,7 @@ def _damage(folder: pathlib.Path) -> str | None:
     except ValueError:
         return f'{SUMS} is not a list of sums'
     except OSError as error:
-        raise _unreadable(folder, error) from error
+        raise unreadable(folder, error) from error
     for name, digest in recorded.items():
         if found[name] is None:
             return f'{name} is missing'
@@ -437,13 +427,6 @@ def _inside(name: str) -> bool:
     """Whether a relative name stays in the folder that it is relative to."""
     path = pathlib.PurePath(name)
     return not path.is_absolute() and '..' not in path.parts
-
-
-def _unreadable(folder: pathlib.Path, error: OSError) -> UserError:
-    where = '' if error.filename in (None, os.fspath(folder)) else f' ({error.filename})'
-    return UserError(
-        f'{folder} cannot be read: {error.strerror}{where}; nothing was changed: give the same command again, later'
-    )
 
 
 def _reason(error: BaseException | None) -> str | None:

@@ -59,6 +59,11 @@ class LayerCore:
         return found
 
 
+def parameters(setup: Setup) -> int:
+    """Numbers that are trained."""
+    return sum(leaf.size for leaf in jax.tree.leaves(setup.abstract.params))
+
+
 def flops_per_token(setup: Setup) -> float:
     """Model FLOPs of a training step, per token: those that the definition of the model needs, forward and backward.
 
@@ -191,7 +196,7 @@ def _keeping(closed: jex.core.ClosedJaxpr) -> jex.core.ClosedJaxpr:
 
 
 REMATERIALISED = ('checkpoint', 'remat', 'remat2')
-"""The name of `jax.checkpoint` in programs."""
+"""The names of `jax.checkpoint` in programs."""
 
 
 def _needed(closed: jex.core.ClosedJaxpr) -> Any:

@@ -11,11 +11,11 @@ import jax
 
 from attnlab.errors import UserError
 
-MALLOPT = {
-    'one arena, so that threads reuse what others freed': (-8, 1),
-    'no blocks mapped directly from the kernel': (-4, 0),
-    'the end of the heap is never returned': (-1, 2**31 - 1),
-}
+MALLOPT = (
+    (-8, 1),  # one arena, so that threads reuse what others freed
+    (-4, 0),  # no blocks mapped directly from the kernel
+    (-1, 2**31 - 1),  # the end of the heap is never returned
+)
 """Options of glibc's `mallopt` (M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD) and their values."""
 
 HEARTBEAT = 60
@@ -121,5 +121,5 @@ def keep_freed_memory() -> None:
         return
     library = ctypes.CDLL(None)
     if hasattr(library, 'mallopt'):
-        for option, value in MALLOPT.values():
+        for option, value in MALLOPT:
             library.mallopt(option, value)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attnlab.blocks.block import Block, mixer_of, steps
-from attnlab.mixers.linear.hashed import HashedAttention
+from attnlab.context import Context
 from attnlab.models.layers import entered, layers, stacks
 from attnlab.models.stack import Stack
 from attnlab.random import key_for
@@ -17,6 +17,7 @@ from attnlab.tasks.task import Batch, context
 from attnlab.train.rows import rows_of
 from attnlab.train.setup import Setup
 from attnlab.train.state import TrainState, split
+from attnlab.typing import Sequence
 
 ROWS = 8
 """How many rows of training hashes are fitted to."""
@@ -28,6 +29,14 @@ class OfWeights(Protocol):
 
     def fit_to_weights(self) -> Iterable[nnx.Param]:
         """Sets them, in place, and returns them."""
+
+
+@runtime_checkable
+class OfRows(Protocol):
+    """A mixer that is fitted to rows of training, such as by its hash."""
+
+    def fit(self, x: Sequence, ctx: Context, key: jax.Array) -> None:
+        """Fits it in place to what its block gives it, unless it has been fitted before."""
 
 
 def fit_to_weights(model: Any) -> None:
@@ -45,10 +54,10 @@ def fit_to_weights(model: Any) -> None:
 
 def fitted_state(setup: Setup, state: TrainState) -> TrainState:
     """Returns the state before the first step with all that is fitted: to the weights, and to rows of training."""
-    return fitted(setup, of_weights(setup, state))
+    return with_hashes_fitted(setup, with_weights_fitted(setup, state))
 
 
-def of_weights(setup: Setup, state: TrainState) -> TrainState:
+def with_weights_fitted(setup: Setup, state: TrainState) -> TrainState:
     """Returns the state with what begins as a function of weights set anew, where these are those of another run."""
     modules = [module for _, module in nnx.iter_modules(setup.model)]
     if setup.start is None or not any(isinstance(module, OfWeights) for module in modules):
@@ -63,14 +72,14 @@ def of_weights(setup: Setup, state: TrainState) -> TrainState:
     return dataclasses.replace(state, params=setup.jit(run, out_shardings=shardings)(state.variables))
 
 
-def fitted(setup: Setup, state: TrainState) -> TrainState:
-    """Returns the state before the first step with hashes fitted to rows all over training; those that are stay.
+def with_hashes_fitted(setup: Setup, state: TrainState) -> TrainState:
+    """Returns the state before the first step with hashes fitted to rows spread over the training split.
 
-    A model without any, or whose layers are not those of one stack, is left as it is. It is a function of the config
-    alone. Liu et al. 2022, https://arxiv.org/abs/2209.09004.
+    Those that have been fitted stay; a model without hashes, or with several stacks, is returned unchanged. It is a
+    function of the config alone. Liu et al. 2022, https://arxiv.org/abs/2209.09004.
     """
     stack = getattr(setup.model, 'stack', None)
-    if not isinstance(stack, Stack) or not any(isinstance(mixer_of(block), HashedAttention) for block in stack.blocks):
+    if not isinstance(stack, Stack) or not any(isinstance(mixer_of(block), OfRows) for block in stack.blocks):
         return state
     source = setup.task.source('train', setup.length)
     count = min(ROWS, len(source))
@@ -79,13 +88,13 @@ def fitted(setup: Setup, state: TrainState) -> TrainState:
 
     def run(variables: nnx.State, batch: Batch) -> nnx.State:
         model = nnx.merge(setup.graphdef, variables)
-        fit(model, batch, key_for(setup.seed, 0, 'fit'))
+        fit_hashes(model, batch, key_for(setup.seed, 0, 'fit'))
         return split(model)[2]
 
     return dataclasses.replace(state, buffers=setup.jit(run, out_shardings=shardings)(state.variables, batch))
 
 
-def fit(model: Any, batch: Batch, key: jax.Array) -> None:
+def fit_hashes(model: Any, batch: Batch, key: jax.Array) -> None:
     """Fits the hashes of a model with one stack, in place, layer by layer, to what those before give.
 
     Raises `UserError` where layers have none of their own.
@@ -95,7 +104,7 @@ def fit(model: Any, batch: Batch, key: jax.Array) -> None:
     found = []
     for index, block in layers(model):
         mixer = mixer_of(block)
-        if isinstance(mixer, HashedAttention):
+        if isinstance(mixer, OfRows):
             x = next(iter(steps(block, streams, ctx))).normed
             if isinstance(block, Block) and block.mixer_prelude is not None:
                 x, _ = block.mixer_prelude(x, ctx.segments, None)

@@ -16,14 +16,19 @@ from attnlab.errors import UserError
 from attnlab.train.checkpoint import Checkpoints, copy
 from attnlab.train.metrics_file import METRICS
 from attnlab.train.run import differences, has_begun, saved_config
+from attnlab.train.saved import steps_in
 from attnlab.train.schedule import in_steps
+from attnlab.train.setup import TRACELESS
 from attnlab.train.state import TrainState
 
 READ_BY = ('batch_size', 'length', 'seed', 'task')
 """The keys of a config that decide which rows a step reads."""
 
-BESIDE = frozenset({'steps', 'accumulate', 'rows_at_once', 'mesh', 'evals', 'checkpoint', 'report'})
-"""The keys of a config that do not affect a step's update: what surrounds it, and how its work is divided."""
+BESIDE = frozenset({'steps', 'accumulate', 'rows_at_once', 'evals', *TRACELESS})
+"""The keys of a config that do not affect a step's update: what surrounds it, and how its work is divided.
+
+They are more than `TRACELESS`: parts of a step add up to its update but for last bits, so that one may go on with
+others, while a comparison (`attnlab.compare.equality.CONDITIONS`) names all that two runs do not share."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +83,7 @@ class Fork:
         Raises `UserError` where the checkpoint cannot be read or written, which then is not there at all.
         """
         folder = workdir / 'checkpoints'
-        if any(path.name.isdecimal() for path in folder.glob('*')):
+        if steps_in(folder):
             return
         files.write(workdir / METRICS, files.read_text(self.run / METRICS))
         place = folder / str(self.step)
@@ -122,7 +127,7 @@ def fork(run: pathlib.Path, config: ConfigDict, step: int | None = None) -> Fork
 
     Raises `UserError` for a run without the checkpoint, and for a config that ends before it.
     """
-    there = sorted(int(path.name) for path in (run / 'checkpoints').glob('*') if path.name.isdecimal())
+    there = steps_in(run / 'checkpoints')
     if not there or (step is not None and step not in there):
         wanted = 'checkpoint' if step is None else f'checkpoint of step {step}'
         has = f'; it has: {", ".join(map(str, there))}' if there else ' yet'

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from attnlab.errors import UserError
 from attnlab.train import loop, run
-from attnlab.train.cost import flops_per_token, implementations, state_bytes, weight_bytes
+from attnlab.train.cost import flops_per_token, implementations, parameters, state_bytes, weight_bytes
 from attnlab.train.fork import Fork
 from attnlab.train.profile import Profile
 from attnlab.train.setup import QUANTIZATION, Setup, prepare
@@ -154,9 +154,8 @@ def _check_trainable(config: ConfigDict, workdir: pathlib.Path, fork: Fork | Non
 
 def run_facts(setup: Setup) -> dict[str, Any]:
     """The facts about model, kernels and data that a run records; none depends on the config's scalars."""
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(setup.abstract.params))
     return {
-        'parameters': parameters,
+        'parameters': parameters(setup),
         'weight_bytes': weight_bytes(setup),
         'state_bytes_per_sequence': {
             str(length): state_bytes(setup, length) for length in (setup.length, 8 * setup.length)

@@ -11,7 +11,8 @@ import dataclasses
 import fnmatch
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -116,6 +117,7 @@ class Optimizer(abc.ABC):
       overrides: multipliers by path; of several that match, the last applies.
       ema: decay of a moving average of the parameters that is kept beside them, and evaluated beside them
         (`attnlab.train.average`); `None`: none is kept.
+      below: of the class, the numbers of its own that are 0 or more, and what each is below.
     """
 
     peak_lr: float
@@ -126,6 +128,8 @@ class Optimizer(abc.ABC):
     groups: Groups = Groups()
     overrides: tuple[Override, ...] = ()
     ema: float | None = None
+
+    below: ClassVar[Mapping[str, float]] = MappingProxyType({})
 
     def __post_init__(self) -> None:
         if not (0 < self.peak_lr < math.inf and 0 <= self.weight_decay < math.inf) or (
@@ -139,8 +143,8 @@ class Optimizer(abc.ABC):
             raise UserError(
                 f'ema of an optimizer is {self.ema}; it must be a decay above 0 and below 1, such as 0.999, or None'
             )
-        for name, most in (('b1', 1.0), ('b2', 1.0), ('momentum', 1.0), ('eps', math.inf)):
-            value = getattr(self, name, 0.0)
+        for name, most in self.below.items():
+            value = getattr(self, name)
             if not 0 <= value < most:
                 raise UserError(f'{name} of an optimizer is {value}; it must be a number from 0 to below {most:g}')
 
@@ -214,6 +218,8 @@ class AdamW(Optimizer):
     b2: float = 0.95
     eps: float = 1e-8
 
+    below = MappingProxyType({'b1': 1.0, 'b2': 1.0, 'eps': math.inf})
+
     def direction(self, params: nnx.State) -> optax.GradientTransformation:
         return optax.scale_by_adam(self.b1, self.b2, self.eps)
 
@@ -231,6 +237,8 @@ class Lion(Optimizer):
 
     b1: float = 0.9
     b2: float = 0.99
+
+    below = MappingProxyType({'b1': 1.0, 'b2': 1.0})
 
     def direction(self, params: nnx.State) -> optax.GradientTransformation:
         return optax.scale_by_lion(self.b1, self.b2)
@@ -256,6 +264,8 @@ class Muon(Optimizer):
     b1: float = 0.9
     b2: float = 0.95
     eps: float = 1e-8
+
+    below = MappingProxyType({'b1': 1.0, 'b2': 1.0, 'momentum': 1.0, 'eps': math.inf})
 
     def direction(self, params: nnx.State) -> optax.GradientTransformation:
         kinds = {path: _is_matrix(variable) for path, variable in named_parameters(params).items()}

@@ -20,6 +20,7 @@ from attnlab import files
 from attnlab.errors import optional
 from attnlab.metrics import bits
 from attnlab.tables import visible
+from attnlab.train.beside import is_accessory
 from attnlab.train.hardware import hardware
 from attnlab.train.metrics_file import METRICS, SPEED, append_line, keep_until, mend, set_aside
 
@@ -225,7 +226,7 @@ def evaluation_line(numbers: Mapping[str, float]) -> str:
     parts = []
     for name, value in numbers.items():
         stem, _, suffix = name.partition('@')
-        if stem.endswith(('_low', '_high', 'tokens', 'documents', 'examples')):
+        if is_accessory(stem):
             continue
         ends = [numbers.get(f'{stem}_{end}{"@" if suffix else ""}{suffix}') for end in ('low', 'high')]
         parts.append(f'{name} {value:.4g}' + ('' if None in ends else f' [{ends[0]:.4g}, {ends[1]:.4g}]'))

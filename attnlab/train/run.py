@@ -18,6 +18,7 @@ from attnlab.data.edition import content_of
 from attnlab.errors import UserError
 from attnlab.files import check_own, is_temporary, read_json, write_json
 from attnlab.locks import Lock
+from attnlab.train.saved import steps_in
 from attnlab.trust import allowed
 
 LOCK = 'lock'
@@ -60,12 +61,12 @@ def starts(workdir: pathlib.Path) -> list[dict[str, Any]]:
         return []
     remedy = 'put back a copy of it, or move it away, and train: the next start writes another'
     found = read_json(path, remedy)
-    listed = found.get('starts') if isinstance(found, dict) else None
-    if not isinstance(listed, list) or not listed or not all(isinstance(item, dict) for item in listed):
+    records = found.get('starts') if isinstance(found, dict) else None
+    if not isinstance(records, list) or not records or not all(isinstance(item, dict) for item in records):
         raise UserError(f'{path} is damaged: it has no list of starts; {remedy}')
-    if lacking := sorted(FACTS - listed[-1].keys()):
+    if lacking := sorted(FACTS - records[-1].keys()):
         raise UserError(f'{path} is damaged: its last start lacks {", ".join(lacking)}; {remedy}')
-    return listed
+    return records
 
 
 def forked_at(workdir: pathlib.Path) -> int:
@@ -131,7 +132,7 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
 
 def newest_checkpoint(workdir: pathlib.Path) -> int:
     """The step of the newest checkpoint; 0 where there is none."""
-    return max((int(path.name) for path in (workdir / 'checkpoints').glob('*') if path.name.isdecimal()), default=0)
+    return max(steps_in(workdir / 'checkpoints'), default=0)
 
 
 def has_begun(workdir: pathlib.Path) -> bool:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -75,6 +75,7 @@ class Compiled:
 
     def __init__(self, setup: 'Setup'):
         self._setup = setup
+        self._others: dict[tuple[Any, ...], Any] = {}
 
     @functools.cached_property
     def model(self) -> Any:
@@ -118,8 +119,15 @@ class Compiled:
         def step(state: TrainState, batch: Batch, number: jax.Array, scalars: Scalars) -> tuple[TrainState, Metrics]:
             transform = setup.optimizer.transform(params, setup.steps, scalars.rates)
             of_trained = functools.partial(trained, multipliers=setup.optimizer.multipliers(params))
-            options = {'accumulate': setup.parts, 'ema': setup.optimizer.ema, 'trained': of_trained}
-            made = make_step(self.graphdef, setup.task, transform, seed=scalars.seed, **options)
+            made = make_step(
+                self.graphdef,
+                setup.task,
+                transform,
+                seed=scalars.seed,
+                accumulate=setup.parts,
+                ema=setup.optimizer.ema,
+                trained=of_trained,
+            )
             return made(state, batch, number)
 
         return setup.jit(step, donate_argnums=0, out_shardings=(self._shardings(), None))
@@ -132,6 +140,13 @@ class Compiled:
     def averages(self, variables: nnx.State, batch: Batch) -> dict[str, Average]:
         """The function that `measure` compiles."""
         return self._setup.task.measure(nnx.merge(self.graphdef, variables), batch, None)
+
+    def other(self, make: Callable[..., Any], *options: Hashable) -> Any:
+        """The program that `make(setup, *options)` compiles, made on first use: those of evaluators."""
+        key = make, *options
+        if key not in self._others:
+            self._others[key] = make(self._setup, *options)
+        return self._others[key]
 
     @functools.cached_property
     def initialization(self) -> Any:
@@ -202,8 +217,8 @@ class Setup:
     accumulate: int
     task: Task
     precision: Precision
-    optimizer: Any
-    evals: tuple['Evaluator', ...]
+    optimizer: Optimizer
+    evals: tuple[Evaluator, ...]
     saving: Saving
     reporting: Reporting
     mesh: Mesh
@@ -245,6 +260,10 @@ class Setup:
     def measure(self) -> Callable[[nnx.State, Batch], dict[str, Average]]:
         """The compiled metrics of a batch, without dropout."""
         return self.compiled.measure
+
+    def program(self, make: Callable[..., Any], *options: Hashable) -> Any:
+        """What `make(setup, *options)` compiles, for which nothing of `SCALARS` may be read, made on first use."""
+        return self.compiled.other(make, *options)
 
     @property
     def parts(self) -> int:
@@ -386,6 +405,8 @@ OPTIONAL = frozenset({'start', 'rows_at_once', ROUNDING, QUANTIZATION})
 """Optional top-level keys: the source of the initial parameters, if not the seed; the most rows a device computes; what
 has few bits in training; what was made of the model after training."""
 
+TRACELESS = ('report', 'checkpoint', 'mesh')
+"""The keys that leave no trace in the numbers of a run."""
 
 PARTS = {
     'task': Task,

@@ -15,6 +15,7 @@ from attnlab.models.stack import layers_of
 from attnlab.tables import visible
 from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.optimizer import named_parameters
+from attnlab.train.saved import steps_in
 from attnlab.train.state import TrainState
 
 TAKEN = ('params', 'buffers')
@@ -37,12 +38,12 @@ class FromRun:
 
     def check(self, abstract: TrainState) -> None:
         """Raises `UserError` where the checkpoint does not exist or does not fit; reads no parameters."""
-        steps = [path.name for path in self._folder.glob('*') if path.name.isdecimal()]
-        if not steps or (self.step is not None and str(self.step) not in steps):
+        steps = steps_in(self._folder)
+        if not steps or (self.step is not None and self.step not in steps):
             wanted = 'checkpoint' if self.step is None else f'checkpoint of step {self.step}'
             raise UserError(f'config.start.run is {self.run}, which has no {wanted}')
         with self._checkpoints() as checkpoints:
-            step = max(map(int, steps)) if self.step is None else self.step
+            step = steps[-1] if self.step is None else self.step
             checkpoints.check_structure(step, self._stored(self._taken(abstract)))
 
     def settled(self, step: int | None) -> 'FromRun':

@@ -151,13 +151,13 @@ def stand_ins(name: str, lacks: str) -> Topology:
 
 def _meant(name: str) -> str:
     """What may be meant by a name of no topology, or what there is where it is of no kind of them."""
-    near = nearest(name)
+    near = nearest_topology(name)
     if near is None:
         return f'there are {", ".join(TPUS)}, as v5p:4x4x4, and of GPUs H100, as H100x8'
     return f'the nearest is {near}'
 
 
-def nearest(name: str) -> str | None:
+def nearest_topology(name: str) -> str | None:
     """The usual topology nearest to a name: of the same kind, with about as many chips; `None` for no such kind."""
     if name.lower().startswith(('h', 'gpu', 'cuda')):
         digits = re.findall(r'\d+', name)

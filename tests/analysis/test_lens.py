@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from attnlab.analysis.interventions import with_methods
 from attnlab.analysis.lens import (
     Translator,
     fitted,
@@ -47,9 +48,7 @@ def split():
 
 def test_the_last_layer_predicts_what_the_model_does(split):
     def both(state):
-        return logit_lens(TASK, lambda: nnx.merge(split[0], state), ROW), TASK.measure(
-            nnx.merge(split[0], state), ROW, None
-        )
+        return logit_lens(TASK, nnx.merge(split[0], state), ROW), TASK.measure(nnx.merge(split[0], state), ROW, None)
 
     seen, plain = jax.jit(both)(split[1])
     np.testing.assert_allclose(seen.asked, 4.5)
@@ -74,26 +73,25 @@ def test_a_translator_that_exists_is_found(split):
     stream = last @ turn + rng.standard_normal(8).astype(np.float32)[None, None]
     streams = jnp.stack([stream, last])
 
-    def make():
-        return nnx.merge(*split)
+    model = nnx.merge(*split)
 
     @jax.jit
     @jax.value_and_grad
     def mean(translator):
-        total, asked = translated_divergence(TASK, make, ROW, translator, stream, last)
+        total, asked = translated_divergence(TASK, model, ROW, translator, stream, last)
         return total / asked
 
     found = fitted(lambda translator, layer: mean(translator), 8, 1)
     assert found.matrix.shape == (1, 8, 8)
-    after = jax.jit(lambda found: translated(TASK, make, ROW, found, streams))(found)
-    before = jax.jit(lambda found: translated(TASK, make, ROW, jax.tree.map(jnp.zeros_like, found), streams))(found)
+    after = jax.jit(lambda found: translated(TASK, model, ROW, found, streams))(found)
+    before = jax.jit(lambda found: translated(TASK, model, ROW, jax.tree.map(jnp.zeros_like, found), streams))(found)
     assert float(before.divergence[0]) > 1e-3 and float(after.divergence[0]) < 0.01 * float(before.divergence[0])
     np.testing.assert_allclose(after.losses[1], before.losses[1])
     # The map back is one that is known.
     exact = Translator(
         jnp.asarray(turn.T - np.eye(8, dtype=np.float32))[None], -((stream - last @ turn)[0, :1] @ turn.T)
     )
-    known = translated(TASK, make, ROW, exact, streams)
+    known = translated(TASK, model, ROW, exact, streams)
     np.testing.assert_allclose(known.divergence, 0, atol=1e-5)
 
 
@@ -105,3 +103,14 @@ def test_the_task_says_what_the_model_is_given(split):
     found = residuals(nnx.merge(*split), inputs, ctx)
     assert found.shape == (4, 1, 6, 8)
     np.testing.assert_allclose(nnx.merge(*split).norm(found[-1]), nnx.merge(*split).hidden(inputs, ctx)[0], atol=1e-6)
+
+
+def test_a_model_that_is_looked_into_stays_as_it_is(split):
+    model = nnx.merge(*split)
+    before = dict(vars(model))
+    logit_lens(TASK, model, ROW)
+    changed = with_methods(model, hidden=lambda own, *rest: (2 * own(*rest)[0], None))
+    ctx = TASK.context(ROW, None)
+    plain, doubled = (each.hidden(ROW['tokens'], ctx)[0] for each in (model, changed))
+    np.testing.assert_array_equal(2 * plain, doubled)
+    assert vars(model).keys() == before.keys() and not {'hidden', 'losses'} & vars(model).keys()

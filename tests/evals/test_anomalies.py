@@ -1,11 +1,14 @@
 """Anomalies of a series by the errors of a model that fills gaps."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
+from attnlab.context import Context
 from attnlab.data.series.anomalies import Disturbances, detection
 from attnlab.data.series.gaps import Interpolation
 from attnlab.data.series.windows import scaled
@@ -64,6 +67,16 @@ def test_the_config_ends_with_it_and_the_table_has_a_row_a_score(setup):
         evaluator.load_data(setup)
     table = Detections({'model/f1': 0.5, 'model/auroc': 0.75, 'other/f1': 0.25, 'other/auroc': 0.5}).table('a run')
     assert table.rows == [('model', 0.5, 0.75), ('other', 0.25, 0.5)]
+
+
+def test_trials_that_share_programs_trace_it_once(setup, monkeypatch):
+    full, traced = Context.full, []
+    monkeypatch.setattr(Context, 'full', lambda *shape: traced.append(shape) or full(*shape))
+    variables, first = variables_of(setup), dataclasses.replace(setup)
+    FINDS.evaluate(first, variables)
+    once = len(traced)
+    FINDS.evaluate(dataclasses.replace(setup, seed=setup.seed + 1).sharing(first), variables)
+    assert once and len(traced) == once
 
 
 def test_mistakes_are_named(setup):

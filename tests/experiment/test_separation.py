@@ -5,8 +5,8 @@ import pathlib
 import pytest
 
 from attnlab.compare.equality import unmatched
-from attnlab.compare.measures import parameters
 from attnlab.experiment.experiment import SIZES, module_of
+from attnlab.train.cost import parameters
 from attnlab.train.setup import prepare
 
 SWEEP = module_of(pathlib.Path(__file__).parents[2] / 'experiments' / 'separation' / 'sweep.py')

@@ -68,7 +68,7 @@ def test_prompts_of_several_lengths_go_on_as_each_alone(model):
     prompts = [PROMPT, PROMPT[:2], PROMPT[1:]]
     drawn = generate_many(model, prompts, 4, Sampling(temperature=0.0))
     for prompt, tokens in zip(prompts, drawn, strict=True):
-        np.testing.assert_array_equal(tokens, list(generate(model, prompt, 4, temperature=0.0)))
+        np.testing.assert_array_equal(tokens, list(generate(model, prompt, 4, Sampling(0.0))))
 
 
 def test_prompts_longer_than_a_window_go_on_as_they_are_read_whole():
@@ -146,7 +146,7 @@ def test_experts_with_room_for_all_decode_as_they_read_a_whole_text():
     states = [jax.tree.map(jnp.shape, each.init_state(2, 10)) for each in (model, made(0))]
     assert states[0] == states[1]
     for prompt, tokens in zip(TEXT, generate_many(model, list(TEXT), 6, Sampling(temperature=0.0)), strict=True):
-        assert list(generate(model, prompt, 6, temperature=0.0)) == list(tokens)
+        assert list(generate(model, prompt, 6, Sampling(0.0))) == list(tokens)
         row = jnp.asarray([[*prompt, *tokens]])
         logits = model.logits(whole(model, row))[0]
         np.testing.assert_array_equal(np.argmax(logits[len(prompt) - 1 : -1], axis=-1), tokens)
@@ -164,7 +164,7 @@ def test_one_row_that_is_decoded_has_room_whatever_the_capacity():
     # Prompts that go on side by side do not: each has the room of a row. What its prompt has no room for is lost.
     drawn = generate_many(tight, list(TEXT), 4, Sampling(temperature=0.0))
     for prompt, tokens in zip(TEXT, drawn, strict=True):
-        assert list(generate(tight, prompt, 4, temperature=0.0)) == list(tokens)
+        assert list(generate(tight, prompt, 4, Sampling(0.0))) == list(tokens)
     short = [prompt[:1] for prompt in TEXT]
     drawn = [generate_many(each, short, 8, Sampling(temperature=0.0)).tolist() for each in (tight, free)]
     assert drawn[0] == drawn[1]
@@ -177,7 +177,7 @@ def test_a_beam_as_wide_as_all_continuations_finds_the_likeliest(model):
     np.testing.assert_array_equal(tokens, every[np.argmax(found)])
     np.testing.assert_allclose(total, np.max(found), atol=1e-5)
     one, _ = beam_search(model, PROMPT, 3, 1)
-    np.testing.assert_array_equal(one, list(generate(model, PROMPT, 3, temperature=0.0)))
+    np.testing.assert_array_equal(one, list(generate(model, PROMPT, 3, Sampling(0.0))))
 
 
 @pytest.mark.parametrize('capacity', [None, 4.0, 0.25])
@@ -225,7 +225,7 @@ def test_a_piece_is_drawn_where_every_token_has_its_scale():
 
 @pytest.mark.slow
 def test_contrastive_search(model):
-    greedy = list(generate(model, PROMPT, 4, temperature=0.0))
+    greedy = list(generate(model, PROMPT, 4, Sampling(0.0)))
     assert list(contrastive_search(model, PROMPT, 4, penalty=0.0, candidates=3)) == greedy
     # With nothing but the penalty the first token is the candidate that repeats the least.
     (first,) = contrastive_search(model, PROMPT, 1, penalty=1.0, candidates=5)
@@ -302,7 +302,7 @@ def test_a_text_that_a_draft_proposes_is_distributed_as_the_model_says(model, mo
 
 
 def test_speculation_goes_on_as_the_model_alone(model):
-    greedy = list(generate(model, PROMPT, 9, temperature=0.0))
+    greedy = list(generate(model, PROMPT, 9, Sampling(0.0)))
     for draft in (made(1), model):
         pieces = list(speculate(model, draft, PROMPT, 9, Sampling(temperature=0.0), ahead=3))
         assert [token for piece in pieces for token in piece] == greedy

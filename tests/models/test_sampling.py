@@ -5,6 +5,7 @@ from flax import nnx
 from attnlab.blocks.block import Block
 from attnlab.config import build, spec
 from attnlab.context import Context
+from attnlab.functional.sampling import Sampling
 from attnlab.models.model import Model
 from attnlab.models.sampling import generate
 from attnlab.models.stack import Stack
@@ -17,7 +18,7 @@ def test_greedy_generation_follows_the_parallel_logits():
     blocks = tuple(spec(Block, mixer=mixer) for mixer in mixers)
     model = build(spec(Model, dim=16, stack=spec(Stack, depth=2, blocks=blocks)))(11, dtype='float32', rngs=nnx.Rngs(0))
     prompt = np.array([3, 1, 4, 1, 5])
-    drawn = list(generate(model, prompt, 6, temperature=0.0))
+    drawn = list(generate(model, prompt, 6, Sampling(0.0)))
     tokens = jnp.asarray([*prompt, *drawn])[None]
     hidden, _ = model.hidden(tokens, Context.full(1, tokens.shape[1]))
     expected = jnp.argmax(model.logits(hidden), axis=-1)[0, len(prompt) - 1 : -1]

@@ -9,6 +9,7 @@ import pytest
 
 from attnlab.cli import main
 from attnlab.data.text.tokenizers import load_tokenizer
+from attnlab.functional.sampling import Sampling
 from attnlab.models import decoding
 from attnlab.models.sampling import generate
 from attnlab.models.thoughts import thinking
@@ -92,18 +93,18 @@ def test_thoughts_through_the_command_are_those_of_the_definition(originals, mon
     for count in (1, 3):
         # By reading the row again for every thought, without states.
         hidden, _ = thinking(model, jnp.asarray(prompt, jnp.int32)[None], count)
-        expected = list(generate(model, prompt, 6, temperature=0.0, thoughts=count))
+        expected = list(generate(model, prompt, 6, Sampling(0.0), thoughts=count))
         assert expected[0] == int(jnp.argmax(model.logits(hidden[:, -1])))
         text, _ = written(run, ['--prompt=one and', '--temperature=0', f'--thoughts={count}'], capsys)
         assert text == f'one and{text_of(run, expected)}\n'
     # After so few steps all think alike: that the number comes through is seen where it arrives.
     arrived = []
 
-    def noting(model, prompt, steps, **options):
+    def noting(model, prompt, steps, sampling, **options):
         arrived.append(options['thoughts'])
         # The compiler of the run, which knows its mesh and, on GPUs, what gives the same bits.
         assert options['jit'].__func__ is Setup.jit
-        return generate(model, prompt, steps, **options)
+        return generate(model, prompt, steps, sampling, **options)
 
     monkeypatch.setattr(generation, 'generate', noting)
     for flags in ([], ['--thoughts=2']):

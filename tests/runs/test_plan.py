@@ -177,7 +177,7 @@ def test_what_the_compiler_lacks_is_said_by_how_much():
     ('name', 'near'), [('v5p:3x3x7', 'v5p:4x4x4'), ('v5:2x2', 'v5'), ('h100:8', 'H100x8'), ('v6:4x4', 'v6e:4x4')]
 )
 def test_the_nearest_topology_is_named(name, near):
-    assert topologies.nearest(name).startswith(near)
+    assert topologies.nearest_topology(name).startswith(near)
 
 
 def test_a_topology_that_is_none_is_refused_in_one_line():

@@ -12,6 +12,7 @@ from attnlab.data.synthetic.mixture import Mixture
 from attnlab.data.synthetic.problem import Examples
 from attnlab.data.synthetic.sums import SignedSums
 from attnlab.errors import UserError
+from attnlab.functional.sampling import Sampling
 from attnlab.models.sampling import generate
 from attnlab.models.thoughts import check_thinks, thinking
 from attnlab.tasks.thoughts import ContinuousThought, partial_sums
@@ -87,10 +88,10 @@ def test_the_sampler_thinks_as_the_definition(model):
     hidden, weights = thinking(model, jnp.asarray(prompt)[None], 2)
     assert weights.shape == (1, 2, PROBLEM.vocab)
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
-    first = next(generate(model, prompt, 1, temperature=0.0, thoughts=2))
+    first = next(generate(model, prompt, 1, Sampling(0.0), thoughts=2))
     assert first == int(jnp.argmax(model.logits(hidden[:, -1])))
     # Without thoughts it is what the last token says; a thought that is sure of a token is that token.
-    assert next(generate(model, prompt, 1, temperature=0.0)) == int(jnp.argmax(model.logits(hidden[:, 0])))
+    assert next(generate(model, prompt, 1, Sampling(0.0))) == int(jnp.argmax(model.logits(hidden[:, 0])))
     with pytest.raises(UserError, match='thoughts are mixtures of token vectors'):
         check_thinks(object())
     with pytest.raises(UserError, match='thoughts is -1; it must be at least 0'):

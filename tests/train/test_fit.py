@@ -11,7 +11,7 @@ from attnlab.errors import UserError
 from attnlab.mixers.linear.hashed import HashedAttention
 from attnlab.models.stack import LinearStack, stack_spec
 from attnlab.tasks.task import context
-from attnlab.train.fit import ROWS, fitted
+from attnlab.train.fit import ROWS, with_hashes_fitted
 from attnlab.train.setup import prepare
 from configs.recall import get_config
 
@@ -28,7 +28,7 @@ def setup_of(zoo):
 def test_every_layer_is_fitted_to_what_layers_before_it_give():
     setup = setup_of('ecoformer')
     state = setup.initialize()
-    after = fitted(setup, state)
+    after = with_hashes_fitted(setup, state)
     jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
     model = nnx.merge(setup.graphdef, after.variables)
     source = setup.task.source('train', setup.length)
@@ -43,7 +43,7 @@ def test_every_layer_is_fitted_to_what_layers_before_it_give():
             apart = np.abs(vectors[:, head][None] - anchors[:, None]).max(-1)
             assert (apart.min(axis=1) < 1e-4).all()
         streams, _ = block(streams, ctx)
-    again = fitted(setup, after)
+    again = with_hashes_fitted(setup, after)
     jax.tree.map(np.testing.assert_array_equal, again.buffers, after.buffers)
 
 
@@ -53,10 +53,10 @@ def test_layers_without_hashes_of_their_own_cannot_be_fitted():
         config.model.stack = stack_spec((spec(HashedAttention, heads=2),), kind=LinearStack, depth=3, mlp=None)
     setup = prepare(config)
     with pytest.raises(UserError, match='layers of a LinearStack share two sets of parameters'):
-        fitted(setup, setup.initialize())
+        with_hashes_fitted(setup, setup.initialize())
 
 
 def test_a_model_without_hashes_is_left_as_it_is():
     setup = setup_of('mingru')
     state = setup.initialize()
-    assert fitted(setup, state) is state
+    assert with_hashes_fitted(setup, state) is state

@@ -15,6 +15,7 @@ import pytest
 from flax import nnx
 
 from attnlab.errors import UserError
+from attnlab.functional.sampling import Sampling
 from attnlab.models.sampling import generate
 from attnlab.zoo import ZOO
 from tests.compile.table import CLASSES
@@ -103,7 +104,7 @@ def test_one_sequence_is_decoded_on_a_mesh(sizes):
     alone = on_one_device(setup)
     prompt = np.arange(5, dtype=np.int32)
     tokens = [
-        list(generate(nnx.merge(each.graphdef, each.initialize().variables), prompt, 6, temperature=0.0, jit=each.jit))
+        list(generate(nnx.merge(each.graphdef, each.initialize().variables), prompt, 6, Sampling(0.0), jit=each.jit))
         for each in (setup, alone)
     ]
     assert tokens[0] == tokens[1]

@@ -97,6 +97,20 @@ def test_runs_that_share_programs_compile_them_once(setups: dict[str, Setup]):
     assert shared.seed == second.seed and shared.sharing(second).compiled is second.compiled
 
 
+def test_programs_of_evaluators_are_made_once_for_each_of_their_options(setups: dict[str, Setup]):
+    made = []
+
+    def make(setup: Setup, count: int) -> tuple[Setup, int]:
+        made.append(count)
+        return setup, count
+
+    first = prepare(config('default'))
+    for trial in (first, setups['default'].sharing(first)):
+        for count in (1, 2):
+            assert trial.program(make, count) == (first, count)
+    assert made == [1, 2]
+
+
 OUTSIDE = {
     'labels of a text': (language, 'zoo=mingru', 'targets', 256),
     'labels below zero': (language, 'zoo=mingru', 'targets', -1),

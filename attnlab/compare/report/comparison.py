@@ -22,7 +22,7 @@ from attnlab.errors import UserError
 from attnlab.evals.measured import SHARE, Measured, is_share, of_seeds
 from attnlab.runs.record import Record, read_record
 from attnlab.sweep.splits import said_of, without_own_split
-from attnlab.sweep.study import Study, read_confirmation, read_study
+from attnlab.sweep.study import STATES, Study, read_confirmation, read_study
 from attnlab.tables import Column, Interval, Printer, Table, digits
 from attnlab.train.run import data_hashes, differences
 from attnlab.train.setup import prepare
@@ -362,7 +362,7 @@ def study_table(comparison: Comparison) -> Table:
         *(Column(name, _statistic, True, rank, True, _interval) for name, rank in RANKS.items()),
     )
     rows: list[tuple[Any, ...]] = [
-        (row.name, row.size, *_spent(row), _counts(row), *(row.statistics.get(name) for name in RANKS))
+        (row.name, row.size, *_spent(row), '/'.join(counts(row)), *(row.statistics.get(name) for name in RANKS))
         for row in comparison.rows
     ]
     empty = [None] * (len(columns) - 1 - len(RANKS))
@@ -410,9 +410,9 @@ def _interval(one: Measured | float | None) -> Interval | None:
     return None if one is None else Interval(one, None, None)
 
 
-def _counts(row: StudyResult) -> str:
-    """Its trials: done/pruned/failed."""
-    return '/'.join(str(sum(point.state == state for point in row.points)) for state in STATES.values())
+def counts(row: StudyResult) -> list[str]:
+    """How many of its trials were done, pruned and failed."""
+    return [str(sum(point.state == state for point in row.points)) for state in STATES.values()]
 
 
 def _spent(row: StudyResult) -> tuple[float | None, int | None]:
@@ -443,8 +443,8 @@ def shown_record(study: Study) -> Record | None:
     best = study.best()
     numbers = [trial.number for trial in study.trials()]
     for number in numbers if best is None else [best.number, *numbers]:
-        if (study.workdir(number) / 'run.json').exists():
-            return read_record(study.workdir(number))
+        if (record := recorded(study.workdir(number))) is not None:
+            return record
     return None
 
 
@@ -479,8 +479,8 @@ def _steps(study: Study, trial: FrozenTrial) -> int:
         return int(study.setting(trial, 'steps'))
     if trial.last_step is not None:
         return trial.last_step
-    workdir = study.workdir(trial.number)
-    return read_record(workdir).step if (workdir / 'run.json').exists() else 0
+    record = recorded(study.workdir(trial.number))
+    return 0 if record is None else record.step
 
 
 def _row(name: str, study: Study, by: str, storage: str | None, step: int) -> StudyResult:
@@ -519,9 +519,6 @@ def _noise(record: Record | None, metric: str) -> float | None:
 def recorded(workdir: pathlib.Path) -> Record | None:
     """The record of a run; `None` of one that never started, or is gone."""
     return read_record(workdir) if (workdir / 'run.json').exists() else None
-
-
-STATES = {TrialState.COMPLETE: 'done', TrialState.PRUNED: 'pruned', TrialState.FAIL: 'failed'}
 
 
 def _point(study: Study, trial: FrozenTrial, step: int) -> Point:

@@ -18,7 +18,6 @@ from attnlab.compare import equality
 from attnlab.compare.costs import COSTS, WEIGHTS, matched_cost, pareto
 from attnlab.compare.equality import Equality, differing, of_conditions, of_kinds, of_measure
 from attnlab.compare.report.comparison import (
-    STATES,
     Comparison,
     StudyResult,
     compare_studies,
@@ -37,7 +36,7 @@ from attnlab.config import flatten
 from attnlab.errors import UserError
 from attnlab.quantize.training import packed_bytes
 from attnlab.runs.record import Record
-from attnlab.sweep.study import Study, read_confirmation
+from attnlab.sweep.study import STATES, Study, read_confirmation, workdir
 from attnlab.train.cost import LayerCore
 from attnlab.train.setup import ROUNDING
 
@@ -279,8 +278,8 @@ def _fixed_settings(study: Study, confirmation: Study) -> dict[str, Any]:
 
 
 def _trial(study: Study, trial: FrozenTrial, out: pathlib.Path, *, confirms: bool) -> Trial:
-    workdir = study.workdir(trial.number)
-    record = recorded(workdir)
+    folder = study.workdir(trial.number)
+    record = recorded(folder)
     best = study.best()
     notes, complete = trial.user_attrs, trial.state == TrialState.COMPLETE
     return Trial(
@@ -292,7 +291,7 @@ def _trial(study: Study, trial: FrozenTrial, out: pathlib.Path, *, confirms: boo
         seed=study.sweep.seed(trial.number),
         value=trial.value,
         reason=notes.get('reason', ''),
-        link=_relative(workdir, out) if workdir.is_dir() else None,
+        link=_relative(folder, out) if folder.is_dir() else None,
         lengths={} if record is None or not complete else lengths(record, study.sweep.score),
         slices={} if record is None or not complete else slices(record, study.sweep.score),
         tokens_per_second=None if record is None else record.tokens_per_second,
@@ -397,7 +396,7 @@ def _kernels(study: Study, trials: Sequence[Trial]) -> tuple[tuple[Kernel, int],
     counts: Counter[Kernel] = Counter()
     for trial in trials:
         parent = study.folder / 'confirm' if trial.confirms else study.folder
-        record = recorded(parent / 'trials' / f'{trial.number:04}')
+        record = recorded(workdir(parent, trial.number))
         if record is not None:
             path = record.folder / 'run.json'
             ran = (LayerCore.described(entry, path) for entry in record.implementations)

@@ -9,12 +9,13 @@ from typing import Any
 from attnlab.compare.axes import styles
 from attnlab.compare.costs import COSTS, shown_cost, shown_size
 from attnlab.compare.equality import Equality, differing
-from attnlab.compare.report.comparison import COLUMNS, STATES, Comparison, StudyResult
+from attnlab.compare.report.comparison import COLUMNS, Comparison, StudyResult, counts
 from attnlab.compare.report.contents import Contents, StudyContents, Trial, costs_of, frontier
 from attnlab.compare.report.figures import swatch
 from attnlab.compare.report.measured import shown_versions
 from attnlab.evals.measured import Measured
 from attnlab.tables import csv_lines, in_bytes
+from attnlab.train.beside import interval_ends
 
 NONE = '<span class="none">–</span>'
 OPTIMAL = '<span class="optimal" title="Pareto-optimal: no study is better in both">◆</span>'
@@ -57,7 +58,7 @@ def comparison_table(contents: Contents) -> str:
     columns = [_intervals(comparison.rows, name) for name in COLUMNS]
     sizes = [shown_size(row.size) for row in comparison.rows]
     rows = [
-        [head, size, f'{row.flops:.2e}', f'{row.tokens:.2e}', counts(row), *cells]
+        [head, size, f'{row.flops:.2e}', f'{row.tokens:.2e}', ' / '.join(counts(row)), *cells]
         for head, size, row, *cells in zip(study_heads(contents), sizes, comparison.rows, *columns, strict=True)
     ]
     titles = [f'>{name.capitalize()}' for name in COLUMNS]
@@ -80,11 +81,6 @@ def _interval(one: Measured, digits: int) -> str:
         return f'{value} <span class="interval">n={one.n}{failed}</span>'
     few = ', the 2 seen' if one.kind == 'range' else ''
     return f'{value} <span class="interval">[{number(one.low, digits)}, {number(one.high, digits)}]{few}</span>'
-
-
-def counts(row: StudyResult) -> str:
-    """Trials done, pruned and failed."""
-    return ' / '.join(str(sum(point.state == state for point in row.points)) for state in STATES.values())
 
 
 def cost_table(contents: Contents) -> str:
@@ -306,7 +302,8 @@ PARTS = ('mean', 'low', 'high')
 
 def studies_csv(contents: Contents) -> str:
     """A line a study: its size, effort, statistics and costs."""
-    ends = [f'{name.replace(" ", "_")}{end}' for name in COLUMNS for end in ('', '_low', '_high')]
+    names = [name.replace(' ', '_') for name in COLUMNS]
+    ends = [each for name in names for each in (name, *interval_ends(name))]
     costs = costs_of(contents)
     optimal = [f'pareto_{cost}' for cost in costs]
     rows = [study.row for study in contents.studies]

@@ -6,7 +6,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
-from attnlab.config import choose
+from attnlab.config import check_choice
 from attnlab.errors import UserError
 from attnlab.models.heads.head import Head, wide
 from attnlab.models.heads.regression import DEGREES, ERRORS
@@ -40,7 +40,7 @@ class AffineHead(Head):
         parts: int = 1,
         rngs: nnx.Rngs,
     ):
-        choose(ERRORS, 'error', error)
+        check_choice(ERRORS, 'error', error)
         self.error, self.variates = error, variates
         self.degree = DEGREES[error]
         bound = (parts / dim) ** 0.5

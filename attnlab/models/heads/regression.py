@@ -4,7 +4,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
-from attnlab.config import choose
+from attnlab.config import check_choice
 from attnlab.losses import absolute_error, squared_error
 from attnlab.models.heads.head import Head, linear_logits, output_weight
 
@@ -24,7 +24,7 @@ class RegressionHead(Head):
     """
 
     def __init__(self, dim: int, vocab: int, *, error: str = 'squared', rngs: nnx.Rngs):
-        choose(ERRORS, 'error', error)
+        check_choice(ERRORS, 'error', error)
         self.error = error
         self.degree = DEGREES[error]
         self.weight = output_weight(dim, vocab, rngs)

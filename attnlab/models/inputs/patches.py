@@ -22,7 +22,7 @@ from attnlab.module import Module
 from attnlab.nn.convolutions import Conv, Image, PatchMap, TokenGrid
 from attnlab.nn.norms import LayerNorm
 from attnlab.nn.parameter import param
-from attnlab.nn.positions import GridSinusoids, LearnedPlaces
+from attnlab.nn.positions import LearnedPlaces, OnGrid
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
 
@@ -87,7 +87,7 @@ class Patches(Inputs):
       channels: numbers a pixel.
       patch: height and width of a patch in pixels.
       stem: maps an image to activations on the grid of patches, made as `stem(channels, dim, patch=, rngs=)`.
-      positions: added to the patches: `GridSinusoids`, or made as `positions(dim, grid=, rngs=)`; `None`: none are.
+      positions: added to the patches, `GridSinusoids()` or made as `positions(dim, grid=, rngs=)`; `None`: none are.
       class_token: where a learned token is put, 'first' or 'middle' (after half of the patches, rounded down); `None`:
         there is none. `attnlab.nn.pools.OneToken` reads it.
       rngs: draws the parameters.
@@ -102,7 +102,7 @@ class Patches(Inputs):
         channels: int,
         patch: int = 1,
         stem: Callable[..., nnx.Module] = PatchMap,
-        positions: GridSinusoids | Callable[..., nnx.Module] | None = LearnedPlaces,
+        positions: OnGrid | Callable[..., nnx.Module] | None = LearnedPlaces,
         class_token: Literal['first', 'middle'] | None = None,
         rngs: nnx.Rngs,
     ):
@@ -112,9 +112,7 @@ class Patches(Inputs):
         self.size, self.channels, self.patch = tuple(size), channels, patch
         self.patches = (size[0] // patch, size[1] // patch)
         self.stem: Any = stem(channels, dim, patch=patch, rngs=rngs)
-        if positions is not None and not isinstance(positions, GridSinusoids):
-            positions = positions(dim, grid=self.patches, rngs=rngs)
-        self.positions: Any = positions
+        self.positions: Any = positions(dim, grid=self.patches, rngs=rngs) if callable(positions) else positions
         self.class_place = class_place(self.patches, class_token)
         token = functools.partial(param, nnx.initializers.normal(0.02), axes=('embed',), group='embedding', rngs=rngs)
         self.class_token = None if class_token is None else token((dim,))
@@ -131,7 +129,7 @@ class Patches(Inputs):
         image = tokens.reshape(tokens.shape[0], *self.size, self.channels)
         x = flatten(self.stem(image if dtype is None else image.astype(dtype)), self.patches)
         if self.positions is not None:
-            here = self._places(x.shape[-1])
+            here = self.positions.encode(self.patches, x.shape[-1])
             x = x + jnp.broadcast_to(here.astype(x.dtype), x.shape)
         if self.class_token is None:
             return x
@@ -168,13 +166,8 @@ class Patches(Inputs):
         """
         before, self.patches = self.patches, self.grid_of(size)
         self.size, self.grid = tuple(size), self.patches
-        if isinstance(self.positions, LearnedPlaces):
+        if self.positions is not None:
             self.positions.resample(before, self.patches)
-
-    def _places(self, dim: int) -> Float[Array, 't d']:
-        if isinstance(self.positions, GridSinusoids):
-            return self.positions.encode(self.patches, dim)
-        return self.positions()
 
 
 class ToldPatches(Patches):
@@ -200,7 +193,7 @@ class ToldPatches(Patches):
         told: int,
         patch: int = 1,
         stem: Callable[..., nnx.Module] = PatchMap,
-        positions: GridSinusoids | Callable[..., nnx.Module] | None = LearnedPlaces,
+        positions: OnGrid | Callable[..., nnx.Module] | None = LearnedPlaces,
         class_token: Literal['first', 'middle'] | None = None,
         rngs: nnx.Rngs,
     ):

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from attnlab.errors import UserError
 from attnlab.models.inputs.inputs import Inputs
-from attnlab.nn.positions import GridSinusoids, LearnedPlaces
+from attnlab.nn.positions import LearnedPlaces, OnGrid
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
 
@@ -29,7 +29,7 @@ class Voxels(Inputs):
       dim: model width.
       side: voxels on every axis.
       features: numbers a voxel.
-      positions: added to the voxels: `GridSinusoids`, or made as `positions(dim, grid=, rngs=)`; `None`: none are.
+      positions: added to the voxels, `GridSinusoids()` or made as `positions(dim, grid=, rngs=)`; `None`: none are.
       rngs: draws the parameters.
     """
 
@@ -40,16 +40,14 @@ class Voxels(Inputs):
         *,
         side: int,
         features: int,
-        positions: GridSinusoids | Callable[..., nnx.Module] | None = LearnedPlaces,
+        positions: OnGrid | Callable[..., nnx.Module] | None = LearnedPlaces,
         rngs: nnx.Rngs,
     ):
         del vocab
         self.grid = grid = (side, side, side)
         self.side, self.features = side, features
         self.linear = Linear(features, dim, bias=True, axes=(None, 'embed'), rngs=rngs)
-        if positions is not None and not isinstance(positions, GridSinusoids):
-            positions = positions(dim, grid=grid, rngs=rngs)
-        self.positions: Any = positions
+        self.positions: Any = positions(dim, grid=grid, rngs=rngs) if callable(positions) else positions
 
     def __call__(self, tokens: Float[Array, 'b t features'], dtype: DTypeLike | None = None) -> Sequence:
         """Maps voxels, giving activations of type `dtype` (`None`: the inputs' own)."""
@@ -61,7 +59,7 @@ class Voxels(Inputs):
         x = self.linear(tokens if dtype is None else tokens.astype(dtype))
         if self.positions is None:
             return x
-        here = _table(self.positions, self.side, x.shape[-1])
+        here = self.positions.encode(self.grid, x.shape[-1])
         return x + jnp.broadcast_to(here.astype(x.dtype), x.shape)
 
 
@@ -78,7 +76,7 @@ class SomeVoxels(Inputs):
       dim: model width.
       side: voxels of the volume on every axis.
       features: numbers a voxel, besides its place.
-      positions: added to the voxels: `GridSinusoids`, or made as `positions(dim, grid=, rngs=)`; `None`: none are.
+      positions: added to the voxels, `GridSinusoids()` or made as `positions(dim, grid=, rngs=)`; `None`: none are.
       rngs: draws the parameters.
     """
 
@@ -89,15 +87,13 @@ class SomeVoxels(Inputs):
         *,
         side: int,
         features: int,
-        positions: GridSinusoids | Callable[..., nnx.Module] | None = LearnedPlaces,
+        positions: OnGrid | Callable[..., nnx.Module] | None = LearnedPlaces,
         rngs: nnx.Rngs,
     ):
         del vocab
         self.side, self.features = side, features
         self.linear = Linear(features, dim, bias=True, axes=(None, 'embed'), rngs=rngs)
-        if positions is not None and not isinstance(positions, GridSinusoids):
-            positions = positions(dim, grid=(side, side, side), rngs=rngs)
-        self.positions: Any = positions
+        self.positions: Any = positions(dim, grid=(side, side, side), rngs=rngs) if callable(positions) else positions
 
     def __call__(self, tokens: Float[Array, 'b t numbers'], dtype: DTypeLike | None = None) -> Sequence:
         """Maps voxels, giving activations of type `dtype` (`None`: the inputs' own)."""
@@ -111,9 +107,4 @@ class SomeVoxels(Inputs):
         if self.positions is None:
             return x
         numbers = (places[..., 0] * self.side + places[..., 1]) * self.side + places[..., 2]
-        return x + _table(self.positions, self.side, x.shape[-1])[numbers].astype(x.dtype)
-
-
-def _table(positions: Any, side: int, dim: int) -> Float[Array, 'n d']:
-    """The positions of all voxels."""
-    return positions.encode((side,) * 3, dim) if isinstance(positions, GridSinusoids) else positions()
+        return x + self.positions.encode((self.side,) * 3, x.shape[-1])[numbers].astype(x.dtype)

@@ -303,6 +303,7 @@ def test_trials_are_counted_by_what_they_set(tmp_path, monkeypatch):
         opened.tell(claim, TrialState.COMPLETE, 1.0 - claim.number)
         claim.release()
     monkeypatch.setattr(comparison, 'recorded', lambda workdir: records.get(workdir))
+    monkeypatch.setattr(comparison, 'shown_record', lambda study: None)
     (row,) = compare([tmp_path / 'one'], 'params', 0.01).rows
     spent = [batch * steps * length for batch, steps, length in rows]
     assert [point.steps for point in row.points] == [24, 12, 48]
