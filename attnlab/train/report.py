@@ -20,7 +20,7 @@ from attnlab import files
 from attnlab.errors import optional
 from attnlab.metrics import bits
 from attnlab.tables import visible
-from attnlab.train.beside import is_accessory
+from attnlab.train.beside import interval_ends, is_accessory
 from attnlab.train.hardware import hardware
 from attnlab.train.metrics_file import METRICS, SPEED, append_line, keep_until, mend, set_aside
 
@@ -225,10 +225,9 @@ def evaluation_line(numbers: Mapping[str, float]) -> str:
     """The numbers of an evaluation in one line, without its counts; ends of intervals are in brackets."""
     parts = []
     for name, value in numbers.items():
-        stem, _, suffix = name.partition('@')
-        if is_accessory(stem):
+        if is_accessory(name):
             continue
-        ends = [numbers.get(f'{stem}_{end}{"@" if suffix else ""}{suffix}') for end in ('low', 'high')]
+        ends = [numbers.get(end) for end in interval_ends(name)]
         parts.append(f'{name} {value:.4g}' + ('' if None in ends else f' [{ends[0]:.4g}, {ends[1]:.4g}]'))
     return ', '.join(parts)
 

@@ -115,7 +115,7 @@ def test_a_fork_that_reads_other_rows_says_which_keys_differ(tmp_path):
         'seed: 0 there, 7 here; task.tokenizer'
     )
     assert f'whose position in the data is not that of this run ({differing}' in str(found)
-    assert 'steps' not in str(found) and 'what a run of this config from its start would be' in str(found)
+    assert 'steps' not in str(found) and 'differs from training this config from scratch' in str(found)
     assert '; '.join(found.describe()['other_rows']).startswith(differing)
 
 
