@@ -20,7 +20,7 @@ from attnlab.models.model import Model
 from attnlab.models.stack import Stack
 from attnlab.nn.mlps import GatedMLP
 from attnlab.testing.noise import noise, perturbed
-from attnlab.train.fit import fit
+from attnlab.train.fit import fit_hashes
 
 DIM = 8
 X, CONDITION = noise(2, 5, DIM), noise(2, DIM, seed=1)
@@ -83,7 +83,7 @@ def test_every_look_at_the_layers_has_what_they_are_told():
     tokens, ctx = noise(2, 16, 4), Context.full(2, 16)
     found = model.norm(residuals(model, tokens, ctx)[-1])
     np.testing.assert_allclose(found, model.hidden(tokens, ctx)[0], rtol=1e-5, atol=1e-6)
-    fit(model, {'tokens': tokens}, jax.random.key(0))
+    fit_hashes(model, {'tokens': tokens}, jax.random.key(0))
 
 
 def test_a_missing_condition_is_named():
