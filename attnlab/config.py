@@ -79,7 +79,7 @@ def build(config: Any, path: str = 'config') -> Any:
     taken = parameters(target)
     check_names(path, kwargs, taken)
     for name, value in kwargs.items():
-        check_value(f'{path}.{name}', name, value, taken[name].kind)
+        check_value(f'{path}.{name}', name, value, *taken[name])
     if isinstance(target, type) and issubclass(target, nnx.Module):
         return Factory(target, kwargs)
     missing = [name for name, parameter in taken.items() if parameter.default is ABSENT and name not in kwargs]
@@ -107,7 +107,7 @@ def plain(config: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """The inverse of `plain`: dictionaries become ConfigDicts, lists become tuples, what changed today's.
+    """The inverse of `plain`: dictionaries become ConfigDicts, lists tuples, and names of before those of today.
 
     Arguments that a class has gained since have their defaults, which `build` would give them.
     """

@@ -14,6 +14,10 @@ from attnlab.typing import DropoutKey, Positions, Segments
 PADDING = 0
 """The segment of padding; documents are numbered from 1."""
 
+MIXER_DROPOUT, MLP_DROPOUT, IN_MIXER, IN_EXPERTS, BACKWARDS = range(5)
+"""What parts of a layer give to `Context.fold_in`, so that no two of them draw the same numbers: the dropout of either
+branch of a block, what draws within a mixer, the gate of experts, and a mixer that reads rows backwards."""
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

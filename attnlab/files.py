@@ -194,7 +194,7 @@ def read_text(path: pathlib.Path, errors: str = 'strict') -> str:
 
 
 def _not_to_read(path: pathlib.Path) -> UserError:
-    return UserError(f'{path} is a pipe, a folder or a device, where a file is read: put back a copy of that file')
+    return UserError(f'{path} is not a regular file (a pipe, folder or device): replace it with the file')
 
 
 def opened(path: pathlib.Path, flags: int) -> int:
@@ -218,7 +218,7 @@ def opened(path: pathlib.Path, flags: int) -> int:
 
 
 def _no_file(path: pathlib.Path) -> UserError:
-    return UserError(f'{path} is a pipe, a folder or a device, where a file is written: remove it')
+    return UserError(f'{path} is not a regular file (a pipe, folder or device), so it is not written to: remove it')
 
 
 def appending(path: pathlib.Path) -> TextIO:

@@ -13,14 +13,24 @@ class Module(nnx.Module):
 
     Attributes:
       goes_on: of the class, whether more than a linear map stands at its end, such as a gate on what a map gives.
+      learns_in_training: of the class of a norm, whether blocks call `in_training(x)` in training.
       looks_ahead: of the class, whether what it gives for a token always depends on later ones of the row.
+      ordered: of the class of a weight map, whether it needs all keys of a causal row, in their order.
+      remembers: of the class of a channel mixer, whether it keeps a state; blocks then call it as they do a prelude,
+        `mlp(x, segments, state) -> (y, state)`, and ask for `init_state(batch, dtype)`.
+      routes: of the class of a channel mixer, whether blocks call it as they do a mixture of experts, `mlp(x, key,
+        labels, segments)`, with a key in training alone and what else of the context a penalty needs.
       tells: of the class, the names of the parts that it tells of training, as those with `Moving` buffers must be.
 
     Raises `UserError` for a value of a wrong type, a size below its range, and what is not a number.
     """
 
     goes_on: ClassVar[bool] = False
+    learns_in_training: ClassVar[bool] = False
     looks_ahead: ClassVar[bool] = False
+    ordered: ClassVar[bool] = False
+    remembers: ClassVar[bool] = False
+    routes: ClassVar[bool] = False
     tells: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -44,3 +54,18 @@ class Module(nnx.Module):
                 f'the input of a {type(self).__name__} has shape {x.shape}, so {x.shape[-1]} channels; it must have '
                 f'{channels}'
             )
+
+
+def modules_of[M](model: Any, kind: type[M]) -> list[M]:
+    """The modules of a kind within a model, in order."""
+    return [module for _, module in nnx.iter_modules(model) if isinstance(module, kind)]
+
+
+def places_of[M](model: Any, kind: type[M]) -> list[tuple[Any, str, M]]:
+    """Where a model has modules of a kind: the module around it, its attribute, and it, as often as it is shared."""
+    return [
+        (around, name, value)
+        for around in modules_of(model, nnx.Module)
+        for name, value in vars(around).items()
+        if isinstance(value, kind)
+    ]

@@ -36,6 +36,7 @@ MODULES = MappingProxyType(
         'attnlab.mixers.unified': 'attnlab.blocks.unified',
         'attnlab.models.block': 'attnlab.blocks.block',
         'attnlab.nn.embed': 'attnlab.models.inputs.embedding',
+        'attnlab.nn.windows': 'attnlab.nn.series_windows',
     }
 )
 """Modules that moved."""
@@ -45,6 +46,7 @@ OBJECTS: MappingProxyType[str, str] = MappingProxyType(
         'attnlab.models.heads.ClassificationHead': 'attnlab.models.heads.classification.ClassificationHead',
         'attnlab.models.heads.LanguageHead': 'attnlab.models.heads.language.LanguageHead',
         'attnlab.models.heads.PairHead': 'attnlab.models.heads.pairs.PairHead',
+        'attnlab.nn.series_windows.MovingAverage': 'attnlab.nn.series_windows.Trend',
     }
 )
 """Classes and functions that were renamed or moved alone, by the path that they would have in `MODULES`."""
@@ -54,39 +56,39 @@ INITIALIZATION = 'attnlab.nn.initialization.Initialization'
 
 
 def _stack(fields: Fields) -> Fields:
-    """Stacks were all plain once, and drawn as attnlab draws."""
+    """Once, all stacks had the plain residual and attnlab's own initialization."""
     usual = {'target': INITIALIZATION, 'linear': None, 'output': None, 'residual': None}
     return {'residual': {'target': 'attnlab.blocks.residual.Plain'}, 'initialization': usual, **fields}
 
 
 def _block(fields: Fields) -> Fields:
-    """Blocks had no preludes once."""
+    """Once, blocks had no preludes."""
     return {'mixer_prelude': None, 'mlp_prelude': None, **fields}
 
 
 def _synthetic(fields: Fields) -> Fields:
-    """Slices were multiples of the training length and variants of the problem once."""
+    """Once, slices were only multiples of the training length and variants of the problem."""
     return {'extra': (), **fields}
 
 
 def _linear_attention(fields: Fields) -> Fields:
-    """Every write was additive once, keys and values were not gated, and as many."""
+    """Once, every write was additive, and there were as many keys as values, neither gated."""
     additive = {'target': 'attnlab.mixers.linear.write.Additive'}
     return {'values_per_key': 1, 'gates': None, 'joint_norm': None, 'write': additive, **fields}
 
 
 def _implicit_quantiles(fields: Fields) -> Fields:
-    """No one stood beside the hidden state once."""
+    """Once, no constant 1 was appended to the hidden state."""
     return {'constant': False, **fields}
 
 
 def _quasi_random(fields: Fields) -> Fields:
-    """Seeds were used in rotation once, whatever the sequence."""
+    """Once, seeds were used in rotation, whatever the sequence."""
     return {'paired': False, **fields}
 
 
 def _model(*, pool: Fields | None, streaming: bool) -> Callable[[Fields], Fields]:
-    """The upgrade of a class that the one model took the place of."""
+    """The upgrade of a class that `Model` has replaced."""
     return lambda fields: {**fields, 'target': 'attnlab.models.model.Model', 'pool': pool, 'streaming': streaming}
 
 
@@ -96,7 +98,7 @@ PENALISED = 'attnlab.functional.penalty.Penalised'
 
 
 def _two_way(fields: Fields) -> Fields:
-    """The convolutions of Vim were no part once, only their width."""
+    """Once, the convolutions of Vim were given by their width alone, not as a part."""
     if 'prelude' in fields:
         return fields
     fields = dict(fields)

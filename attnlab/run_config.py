@@ -86,7 +86,8 @@ def run_config(
       optimizer: the default, whose values carry over to an optimiser or schedule chosen in `choices`.
       evals: the specs of the evaluators.
       save_every: steps between two checkpoints.
-      accumulate: parts that a step takes its rows in, one after the other.
+      accumulate: parts that a step takes its rows in, one after the other (`attnlab.train.step.make_step` says what
+        sees a part at a time).
       rows_at_once: the most rows of a part on one device, for which there are more parts; `None`: as many as there are.
       precision: types of activations and products; `None`: the defaults.
       report: what is logged; `None`: the defaults.
@@ -125,12 +126,27 @@ def run_config(
     return config.lock()
 
 
+def choice_of(optimizer: ConfigDict) -> OptimizerChoice:
+    """Returns the entry of `OPTIMIZERS` that a config's optimiser is of, by whose factors the ranges of a sweep move.
+
+    Of an optimiser that is none of them that is AdamW's, whose factors are one.
+    """
+    found = (choice for choice in OPTIMIZERS.values() if spec(choice.kind).target == optimizer.target)
+    return next(found, OPTIMIZERS['adamw'])
+
+
+def moved(rates: tuple[float, ...], optimizer: ConfigDict) -> tuple[float, ...]:
+    """Returns learning rates of AdamW times the factor of a config's optimiser."""
+    return tuple(rate * choice_of(optimizer).peak_lr for rate in rates)
+
+
 def chosen(default: AdamW, optimizer: str, schedule: str) -> Optimizer:
     """Returns the optimiser and the schedule of these names, with the values of `default` in the fields they share.
 
     An empty name, or the name of `default`'s own, changes nothing. A schedule keeps the warm-up; an optimiser keeps the
     fields that all optimisers have, such as clipping and groups, Muon AdamW's own besides, and multiplies the learning
-    rate and the weight decay by its factors in `OPTIMIZERS`. Raises `UserError` for another name.
+    rate, with the limits of groups, and the weight decay by its factors in `OPTIMIZERS`. Raises `UserError` for another
+    name.
     """
     make = choose(SCHEDULES, 'schedule', schedule) if schedule else type(default.schedule)
     if make is not type(default.schedule):
@@ -142,4 +158,5 @@ def chosen(default: AdamW, optimizer: str, schedule: str) -> Optimizer:
     shared: dict[str, Any] = {name: getattr(default, name) for name in names}
     shared['peak_lr'] *= choice.peak_lr
     shared['weight_decay'] *= choice.weight_decay
+    shared['groups'] = default.groups.scaled(choice.peak_lr)
     return choice.kind(**shared)

@@ -27,24 +27,20 @@ FROM_ZERO = frozenset(
         'covariates',
         'dash',
         'distractors',
-        'feature',
         'held_out',
         'initial',
-        'known',
         'label',
         'layers',
         'links',
         'local',
-        'observed',
         'place',
         'rectified',
-        'repeat_last',
         'transient',
         'zero',
     }
-    | {'margin', 'offset', 'padding', 'repeated', 'rewrites', 'seed', 'sinks', 'startup', 'step'}
+    | {'margin', 'padding', 'repeated', 'rewrites', 'seed', 'startup', 'step'}
 )
-"""Parameters that count something there may be none of; every other whole number is a size, which begins at 1."""
+"""Parameters of which there may be none though their default does not show it; other whole numbers begin at 1."""
 
 IMPLEMENTATIONS = (*dispatch.PREFERENCE, *dispatch.LIBRARIES, *dispatch.ALTERNATIVES)
 """What a parameter called `implementation` may be: the names of forms of a core."""
@@ -87,8 +83,8 @@ def check_names(path: str, given: Iterable[str], taken: Iterable[str]) -> None:
 def check_type(path: str, value: Any, kind: Any) -> None:
     """Raises `UserError` when `value` is of none of the types that `kind` admits; whole numbers pass for real ones.
 
-    A part may be whatever can be called where a factory is due, and else an instance of the class. Types that cannot
-    be looked at, such as those of arrays, admit everything but a plain value.
+    A part may be whatever can be called where a factory is due, and else an instance of the class. Types that
+    `isinstance` cannot ask about, such as those of arrays, admit everything but a plain value.
     """
     admitted = members(kind)
     if admitted == (typing.Literal,):
@@ -141,18 +137,18 @@ def _subclasses(kind: type) -> Iterator[type]:
         yield from _subclasses(below)
 
 
-def check_value(path: str, name: str, value: Any, kind: Any) -> None:
+def check_value(path: str, name: str, value: Any, kind: Any, default: Any = ABSENT) -> None:
     """Checks a value by the type of its parameter and, where that is a number, by its range.
 
-    Raises `UserError` for a wrong type, a size below 1, a count below 0, for what is not a number, and for an unknown
-    implementation.
+    A whole number begins at 1, at 0 for the names of `FROM_ZERO`, and at its default where that is below. Raises
+    `UserError` for a wrong type, a number below its range, for what is not a number, and for an unknown implementation.
     """
     check_type(path, value, kind)
     if isinstance(value, float) and math.isnan(value):
         raise UserError(f'{path} is nan; it must be a number')
     if name == 'implementation' and isinstance(value, str) and value not in IMPLEMENTATIONS:
         raise UserError(f'{path} is {value!r}{nearest(value, IMPLEMENTATIONS)}')
-    least = 0 if name in FROM_ZERO else 1
+    least = min(int(name not in FROM_ZERO), default if type(default) is int else 1)
     if int in members(kind) and isinstance(value, numbers.Integral) and name not in MESH and value < least:
         raise UserError(f'{path} is {value}; it must be a whole number of at least {least}')
 
@@ -167,7 +163,7 @@ def checked[**P, T](function: Callable[P, T]) -> Callable[P, T]:
         for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
             path = f'{name} of {type(args[0]).__name__}'
             if name in taken():
-                check_value(path, name, value, taken()[name].kind)
+                check_value(path, name, value, *taken()[name])
             elif name == 'rngs' and not isinstance(value, nnx.Rngs):
                 raise UserError(f'{path} is {value!r}, of type {type(value).__name__}; it must be nnx.Rngs(seed)')
         return function(*args, **kwargs)

@@ -1,7 +1,7 @@
 """The tables that commands print: in a terminal as wide as it is, elsewhere lines with tabs, JSON, CSV or Markdown.
 
 A table holds values, not text. People are shown what each column makes of a value; JSON and CSV have every digit.
-Control characters are spelled, in JSON by its own rules, so that no text speaks to the terminal.
+Control characters are spelled out, in JSON by its own rules, so that no text acts on the terminal.
 In a terminal no name and no number is broken: prose wraps between words, and columns are left out by rank where the
 width is too little, which is said below the table.
 """
@@ -38,7 +38,7 @@ INDENT = 4
 
 
 CONTROLS = {code: f'\\x{code:02x}' for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in '\n\t'}
-"""How people are shown control characters, by which a text would speak to the terminal: clear it, or answer in it."""
+"""How control characters are shown to people; as they are, they would act on the terminal, such as clear it."""
 
 
 class Interval(NamedTuple):
@@ -198,7 +198,7 @@ def plain_console(**settings: Any) -> Console:
 
 
 class _PlainConsole(Console):
-    """A console that texts do not speak to."""
+    """A console that prints control characters spelled out."""
 
     def print(self, *objects: Any, **settings: Any) -> None:
         super().print(*(visible(each) if isinstance(each, str) else each for each in objects), **settings)

@@ -48,6 +48,9 @@ the mixture of two, a piece of another; of the last two one is drawn for every i
 `pictures=1` draws, at the end, what a token in the middle of an image has seen (`figures/receptive_field.png`; not with
 a class token) and, for `segments`, images with the classes of their patches and those found (`figures/segmented.png`).
 
+Evaluations, at the end too, are of 1,000 images all over the test split (180 digits, which are all, and 200 images or
+clouds with a class for every patch or point); `attnlab eval --examples=10000` asks as many as that.
+
 `stem=linear|overlap|conv` maps patches, and `positions=learned|sinusoidal|none` are added to them; left out, they are
 the paper's where the layout or the system is, else linear and learned. `token=mean|first|middle` says what a prediction
 about an image is read from: the mean of the patches, the default, or a class token, which recipes on grids and layouts
@@ -277,7 +280,7 @@ def get_config(arg: str = '') -> ConfigDict:
             peak_lr=size.peak_lr,
             schedule=Cosine(warmup=size.warmup),
             weight_decay=size.weight_decay,
-            groups=Groups(dynamics=Group(lr=min(1.0, DYNAMICS_LR / size.peak_lr), weight_decay=0.0)),
+            groups=Groups(dynamics=Group(weight_decay=0.0, most=DYNAMICS_LR)),
         ),
         evals=evals,
         save_every=evaluated,

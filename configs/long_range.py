@@ -49,7 +49,7 @@ from attnlab.data.long_range.listops import ListOps
 from attnlab.data.long_range.pathfinder import Pathfinder
 from attnlab.data.long_range.prepared import Prepared
 from attnlab.errors import UserError
-from attnlab.evals.by_slice import BySlice
+from attnlab.evals.by_slice import WHOLE, BySlice
 from attnlab.evals.cadence import EveryNSteps
 from attnlab.models.heads.language import LanguageHead
 from attnlab.models.heads.pairs import PairHead
@@ -80,10 +80,10 @@ class Setting:
     """Data, the model for them, and how it is trained.
 
     `window` is for the mixers that have one; `hidden` is the fraction of positions that are hidden in pretraining.
-    Time scales are trained at `dynamics_lr`, but no faster than the rest; `overrides` are of single parameters, in the
-    place of their group's. `sizes` are arguments of the mixers that take them, by keys such as `system.low`, and
-    `by_layer` makes those that differ between layers, of the layers below and of all; `mlp` makes the channel mixer's
-    spec, or `None`.
+    Time scales are trained at `dynamics_lr`, but no faster than the rest, and with `None` at the rate of the rest;
+    `overrides` are of single parameters, in the place of their group's. `sizes` are arguments of the mixers that take
+    them, by keys such as `system.low`, and `by_layer` makes those that differ between layers, of the layers below and
+    of all; `mlp` makes the channel mixer's spec, or `None`.
     """
 
     data: Dataset
@@ -98,10 +98,10 @@ class Setting:
     dropout: float = 0.0
     warmup: float = 0.02
     window: int = 128
-    examples: int = 20_000
+    examples: int = WHOLE
     hidden: float = 0.5
     activations: str = 'bfloat16'
-    dynamics_lr: float = DYNAMICS_LR
+    dynamics_lr: float | None = DYNAMICS_LR
     overrides: tuple[Override, ...] = ()
     schedule: type[Schedule] = Cosine
     sizes: Mapping[str, Any] = MappingProxyType({})
@@ -208,13 +208,13 @@ def _lru(state: int, low: float, high: float, turn: float = 2 * math.pi) -> dict
 
 def _hgrn(hidden: int) -> dict[str, Any]:
     rising = {'lower_bound': lambda layer, depth: layer / depth}
-    return {'dynamics_lr': math.inf, 'by_layer': rising, 'mlp': partial(spec, GatedMLP, hidden=hidden)}
+    return {'dynamics_lr': None, 'by_layer': rising, 'mlp': partial(spec, GatedMLP, hidden=hidden)}
 
 
 def _one_rate(channels: int, key_dim: int, **sizes: Any) -> dict[str, Any]:
     """A linear decay of one rate for all parameters, and the sizes that MEGA and SeqBoat share."""
     sizes = {'key_dim': key_dim, 'value_dim': 2 * channels, 'state': 16, **sizes}
-    return {'dim': channels, 'sizes': sizes, 'dynamics_lr': math.inf, 'schedule': LinearDecay}
+    return {'dim': channels, 'sizes': sizes, 'dynamics_lr': None, 'schedule': LinearDecay}
 
 
 def _mega(channels: int, key_dim: int) -> dict[str, Any]:
@@ -477,7 +477,7 @@ def get_config(arg: str = '') -> ConfigDict:
             peak_lr=run.peak_lr,
             schedule=run.schedule(warmup=run.warmup),
             weight_decay=run.weight_decay,
-            groups=Groups(dynamics=Group(lr=min(1.0, run.dynamics_lr / run.peak_lr), weight_decay=0.0)),
+            groups=Groups(dynamics=Group(weight_decay=0.0, most=run.dynamics_lr)),
             overrides=_of_slow(run.overrides) if chosen['fast'] else run.overrides,
         ),
         evals=(spec(BySlice, cadence=spec(EveryNSteps, n=evaluated), multiples=(1,), examples=run.examples),),

@@ -103,7 +103,7 @@ from attnlab.nn.decoupled import DecoupledRope, EliteRope, SharedKey
 from attnlab.nn.mlps import GatedMLP
 from attnlab.nn.pools import MeanPool
 from attnlab.nn.positions import LearnedPlaces, Sinusoidal
-from attnlab.nn.windows import Covariates, InstanceNorm, LastValue, MovingAverage, WindowGain
+from attnlab.nn.series_windows import Covariates, InstanceNorm, LastValue, Trend, WindowGain
 from attnlab.run_config import CHOICES, run_config
 from attnlab.tasks.forecasting import Forecasting
 from attnlab.tasks.imputation import Imputation
@@ -153,7 +153,7 @@ class System:
     cite: str
     arguments: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: str = ''
-    decomposition: MovingAverage | None = None
+    decomposition: Trend | None = None
     linear: bool = False
     share: float | None = None
     repeat_last: int = 0
@@ -175,7 +175,7 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
             ZENG,
             {'norm': 'none'},
             f'{ONE_RUN}; one intercept, where the paper adds up two',
-            decomposition=MovingAverage(),
+            decomposition=Trend(),
             linear=True,
         ),
         'rlinear': System(

@@ -1,6 +1,7 @@
 """Every config builds, its training step and evaluation are traced with shapes in place of arrays, and every recipe
 takes two steps by every config that offers it."""
 
+import dataclasses
 import fnmatch
 import pathlib
 
@@ -18,6 +19,7 @@ from attnlab.compare.measures import parameters
 from attnlab.config import build, plain, spec, spec_of
 from attnlab.data.text.text import TextFiles
 from attnlab.errors import UserError
+from attnlab.evals.by_slice import WHOLE
 from attnlab.experiment.experiment import SIZES, Experiment
 from attnlab.experiment.studies import TOLERANCE
 from attnlab.models.stack import Stack
@@ -30,7 +32,7 @@ from attnlab.quantize.training import Learned, Rounded, RoundedLinear
 from attnlab.sweep.sweep import read
 from attnlab.testing.noise import noise
 from attnlab.train.cost import flops_per_token, state_bytes
-from attnlab.train.optimizer import named_parameters
+from attnlab.train.optimizer import Group, named_parameters
 from attnlab.train.programs import structure
 from attnlab.train.schedule import Constant, Cosine
 from attnlab.train.setup import prepare
@@ -290,7 +292,7 @@ def test_a_gated_channel_mixer_has_the_nonlinearity_of_its_name(name):
         ('zoo=uniattn,norm=rmsnorm', 'norm=rmsnorm is for blocks that take one; those of zoo=uniattn have their own'),
         (
             'zoo=mamba,conv=AC',
-            'C and D of conv=AC are at channel mixers, and layers of this recipe have none; choose AB',
+            'C and D of conv=AC are at channel mixers, and layers of this model have none; choose AB',
         ),
     ],
 )
@@ -698,9 +700,16 @@ def test_time_scales_have_a_rate_of_their_own_on_long_ranges_and_images_alone():
         language.get_config('zoo=s5'), recall.get_config('zoo=s5'), series.get_config('zoo=s5'),
         series.get_config('task=classification,zoo=s5'),
     ):  # fmt: skip
-        assert config.optimizer.groups.dynamics.lr == 1
+        assert build(config.optimizer).groups.dynamics == Group(weight_decay=0.0)
     for config in (long_range.get_config('zoo=s5,size=smoke'), images.get_config('zoo=s5,data=count')):
-        assert config.optimizer.groups.dynamics.lr * config.optimizer.peak_lr == pytest.approx(1e-3)
+        optimizer = build(config.optimizer)
+        # As it was where configs named the fraction: to the bit, so that runs at the config's own rate are the same.
+        assert optimizer.rates.shares == (0.5,)
+        for peak_lr in (1e-2, 5e-4):
+            (share,) = dataclasses.replace(optimizer, peak_lr=peak_lr).rates.shares
+            assert share * peak_lr == pytest.approx(min(1e-3, peak_lr))
+    lion = build(images.get_config('zoo=s5,data=count,optimizer=lion').optimizer)
+    assert lion.rates.shares == pytest.approx((0.5,)) and lion.peak_lr == pytest.approx(4e-4)
 
 
 @pytest.mark.parametrize(('name', 'task'), BY_HAND)
@@ -767,7 +776,8 @@ def test_long_range_trains_single_parameters_as_papers_do(name, task):
     found = []
     for part in ('system/log_step', 'system/B', 'system/C', 'system/C_later', 'D'):
         group = optimizer.multipliers(params)[f'mixer/{part}']
-        found.append(pytest.approx((group.lr * optimizer.peak_lr, group.weight_decay * optimizer.weight_decay)))
+        rate = group.share(optimizer.peak_lr) * optimizer.peak_lr
+        found.append(pytest.approx((rate, group.weight_decay * optimizer.weight_decay)))
     assert found == [*RATES_BY_HAND[name, task], *(RATES_BY_HAND[name, task][-1],) * 2]
 
 
@@ -824,6 +834,13 @@ def test_long_range_without_preparation(name):
     assert {name: (np.shape(value), value.dtype) for name, value in row.items()} == {
         name: (np.shape(value), value.dtype) for name, value in example.items()
     }
+
+
+@pytest.mark.parametrize('name', long_range.FULL)
+def test_long_range_evaluates_whole_splits_at_full_size(name):
+    """Documents of `imdb` are 25,000 in the test split."""
+    (evaluator,) = long_range.get_config(f'task={name},size=full').evals
+    assert evaluator.examples == WHOLE
 
 
 def test_long_range_says_what_to_prepare(tmp_path):

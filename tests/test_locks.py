@@ -32,7 +32,7 @@ def test_what_is_no_file_is_no_lock(tmp_path, make):
         with pytest.raises((UserError, IsADirectoryError)) as caught:
             ask()
         if make is os.mkfifo:
-            assert f'{path} is a pipe, a folder or a device, where a file is written: remove it' in str(caught.value)
+            assert f'{path} is not a regular file (a pipe, folder or device)' in str(caught.value)
 
 
 @pytest.mark.parametrize('there', [True, False])

@@ -1,5 +1,7 @@
 """Configs that were saved before classes and arguments moved are today's."""
 
+import json
+
 import pytest
 
 from attnlab.config import build, from_plain, plain
@@ -13,6 +15,7 @@ from configs.grokking import get_config as grokking
 from configs.language import get_config as language
 from configs.long_range import get_config as long_range
 from configs.recall import get_config as recall
+from configs.series import get_config as series
 
 MODEL = 'attnlab.models.model.'
 HEADS = 'attnlab.models.heads.'
@@ -34,6 +37,12 @@ def loss_in_task(run):
     """How a loss was saved when tasks chose it."""
     run['task']['loss'] = run['model'].pop('loss')
     return run
+
+
+def series_windows(run):
+    """How parts of forecasters were saved when the trend was called by how it is found, in a module of windows."""
+    text = json.dumps(run).replace('attnlab.nn.series_windows.Trend', 'attnlab.nn.windows.MovingAverage')
+    return json.loads(text.replace('attnlab.nn.series_windows', 'attnlab.nn.windows'))
 
 
 def tied(run):
@@ -58,6 +67,8 @@ def test_a_tied_head_stays_tied():
         (long_range('task=digits,size=smoke'), one_model('Classifier', 'ClassificationHead')),
         (long_range('task=aan'), one_model('Classifier', 'PairHead')),
         (grokking('method=stablemax'), loss_in_task),
+        (series('system=dlinear'), series_windows),
+        (series('system=rlinear'), series_windows),
     ],
 )
 def test_what_was_saved_is_what_would_be_saved_now(config, saved):

@@ -26,8 +26,6 @@ from attnlab.context import Context
 from attnlab.errors import UserError, nearest
 from attnlab.models.layers import layers
 from attnlab.models.predictor import Stacked, one_stack
-from attnlab.nn.experts import MixtureOfExperts
-from attnlab.nn.mlps import ConvolvedMLP
 from attnlab.nn.projections import Linear
 from attnlab.typing import Embedded, Features, Sequence, Tokens
 
@@ -131,9 +129,9 @@ def last_map(branch: Any) -> LastMap | None:
     """The one linear map of a branch to the width of the model; `None` where there is none, or several.
 
     Nor is there one where the branch goes on after it (`Module.goes_on`), and of channel mixers that keep a state or
-    choose among experts, which blocks call in other ways.
+    choose among experts, which blocks call in other ways (`Module.remembers`, `Module.routes`).
     """
-    if branch is None or isinstance(branch, ConvolvedMLP | MixtureOfExperts):
+    if branch is None or getattr(branch, 'remembers', False) or getattr(branch, 'routes', False):
         return None
     modules = [module for _, module in list(nnx.iter_modules(branch))]
     if any(getattr(module, 'goes_on', False) for module in modules):

@@ -11,10 +11,10 @@ from jax import Array
 from jaxtyping import Float, Int
 from scipy.special import logsumexp
 
+from attnlab.analysis.lens import inputs_of
 from attnlab.analysis.prediction import predictions
 from attnlab.analysis.question import Question
 from attnlab.config import choose
-from attnlab.context import Context
 from attnlab.errors import UserError, optional
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
@@ -210,17 +210,8 @@ def compared(loaded: Loaded, rows: list[Batch], keys: Sequence[str]) -> Compared
 
 def inner_states(task: Task, model: Any, batch: Batch, keys: Sequence[str]) -> dict[str, Array]:
     """The values of the last stages that `STAGES` has for keys, where the task calls the model; it is changed."""
-    own, seen = model.hidden, []
-
-    def hidden(inputs: Array, ctx: Context, state: Any = None) -> Any:
-        seen.append((inputs, ctx))
-        return own(inputs, ctx, state)
-
-    model.hidden = hidden
-    task.measure(model, batch, None)
-    inputs, ctx = seen[0]
     found: dict[str, Array] = {}
-    for stage in model.stages(inputs, ctx):
+    for stage in model.stages(*inputs_of(task, model, batch)):
         found |= {name: stage.value for name in keys if stage.name.endswith(STAGES[name])}
     for name in keys:
         if name not in found:

@@ -12,6 +12,7 @@ from attnlab.analysis.interventions import Change, hidden_with, last_map, mixers
 from attnlab.blocks.block import Block
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.functional.precision import wide_dtype
 from attnlab.models.layers import layers
 from attnlab.models.predictor import Stacked, one_stack
 from attnlab.nn.norms import LayerNorm, NoNorm, OffsetRMSNorm, RMSNorm, SimpleRMSNorm
@@ -134,7 +135,7 @@ def _through(
     """What a norm of `x`, its statistics held, makes of a derivative by its output `y`, and what its bias gives."""
     if not isinstance(norm, LayerNorm):
         return y / jnp.where(x == 0, 1, x) * pull, 0.0
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = x.astype(wide_dtype(x.dtype))
     to = norm.scale[...][None] * jax.lax.rsqrt(jnp.var(wide, axis=-1, keepdims=True) + norm.eps) * pull
     # The mean is taken off what is added, or as well off what it is multiplied with.
     return to - jnp.mean(to, axis=-1, keepdims=True), jnp.sum(norm.bias[...][None] * pull, axis=-1)

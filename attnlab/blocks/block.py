@@ -11,13 +11,11 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from attnlab.blocks.residual import Addition, Connection, Streams
-from attnlab.context import Context
+from attnlab.context import IN_EXPERTS, MIXER_DROPOUT, MLP_DROPOUT, Context
 from attnlab.errors import UserError
 from attnlab.mixers.mixer import Mixer
 from attnlab.module import Module
-from attnlab.nn.experts import MixtureOfExperts
-from attnlab.nn.mlps import ConvolvedMLP
-from attnlab.nn.norms import EvoNormB0, RMSNorm
+from attnlab.nn.norms import RMSNorm
 from attnlab.nn.preludes import Prelude
 from attnlab.signature import checked_fields
 from attnlab.typing import Sequence, State
@@ -116,8 +114,9 @@ class Block(PreNorm):
     Args:
       dim: model width.
       mixer: makes the mixer, as `mixer(dim, rngs=rngs)`.
-      mlp: makes the channel mixer, likewise; `None`: no channel mixer.
-      norm: makes the norms.
+      mlp: makes the channel mixer, likewise; it is called as `mlp(x)`, unless its class `remembers` or `routes`
+        (`attnlab.module.Module`); `None`: no channel mixer.
+      norm: makes the norms; one whose class `learns_in_training` has another form there.
       dropout: dropout rate of a branch's output in training.
       mixer_prelude: made as `prelude(dim, rngs=rngs)`, applied to the input of the mixer; `None`: nothing is.
       mlp_prelude: likewise of the channel mixer.
@@ -171,7 +170,7 @@ class Block(PreNorm):
 
         def feed(x: Sequence) -> tuple[Sequence, Any]:
             x, prelude = _through(self.mlp_prelude, x, ctx, before.mlp_prelude)
-            if isinstance(self.mlp, ConvolvedMLP):
+            if self._mlp_remembers():
                 y, after = self.mlp(x, ctx.segments, before.mlp)
                 return y, (prelude, after)
             return fed(self.mlp, x, ctx), (prelude, before.mlp)
@@ -184,7 +183,7 @@ class Block(PreNorm):
             norm=norm,
             connection=self.connections[0],
             dropout=self.dropout,
-            ctx=ctx.fold_in(0),
+            ctx=ctx.fold_in(MIXER_DROPOUT),
         )
         yield mixed
         if self.mlp is not None:
@@ -196,11 +195,11 @@ class Block(PreNorm):
                 norm=norm,
                 connection=self.connections[1],
                 dropout=self.dropout,
-                ctx=ctx.fold_in(1),
+                ctx=ctx.fold_in(MLP_DROPOUT),
             )
 
     def around(self, name: BranchName, norm: Norm, run: Branch, ctx: Context) -> tuple[Norm, Branch]:
-        """What the input of a branch is normalised by, and the branch as it is added: as they are."""
+        """The norm of a branch's input, and the branch, both as they are; subclasses may wrap them."""
         del name, ctx
         return norm, run
 
@@ -210,7 +209,7 @@ class Block(PreNorm):
         if not self._remembers():
             return mixer
         before, between = (() if each is None else each.init_state(batch, dtype) for each in self._preludes())
-        mlp = self.mlp.init_state(batch, dtype) if isinstance(self.mlp, ConvolvedMLP) else ()
+        mlp = self.mlp.init_state(batch, dtype) if self._mlp_remembers() else ()
         return BlockState(mixer, before, between, mlp)
 
     def _preludes(self) -> tuple[Any, Any]:
@@ -218,23 +217,28 @@ class Block(PreNorm):
 
     def _remembers(self) -> bool:
         """Whether another part than the mixer has a state."""
-        return isinstance(self.mlp, ConvolvedMLP) or any(each is not None for each in self._preludes())
+        return self._mlp_remembers() or any(each is not None for each in self._preludes())
+
+    def _mlp_remembers(self) -> bool:
+        return getattr(self.mlp, 'remembers', False)
 
 
 def _during(norm: Any, ctx: Context, state: State | None) -> Norm:
-    """The norm; one of batches, in training, as it is there. Raises `UserError` for such a one token by token."""
-    if state is not None and isinstance(norm, Module) and norm.looks_ahead:
+    """The norm; in training, the training form of a norm with batch statistics.
+
+    Raises `UserError` if it looks ahead and the call is given a state.
+    """
+    if state is not None and getattr(norm, 'looks_ahead', False):
         raise UserError(
             f'{type(norm).__name__} looks at all tokens of a row; a block with it has no form that takes some at a time'
         )
-    return norm.in_training if isinstance(norm, EvoNormB0) and not ctx.deterministic else norm
+    return norm.in_training if getattr(norm, 'learns_in_training', False) and not ctx.deterministic else norm
 
 
 def fed(mlp: Any, x: Sequence, ctx: Context) -> Sequence:
-    """What a channel mixer without a state gives; one of experts may draw where tokens go, in training."""
-    if isinstance(mlp, MixtureOfExperts):
-        # Mixers fold in 2.
-        return mlp(x, None if ctx.deterministic else ctx.fold_in(3).dropout_key, ctx.labels, ctx.segments)
+    """The output of a channel mixer without a state; one that routes may draw, in training, where tokens go."""
+    if getattr(mlp, 'routes', False):
+        return mlp(x, None if ctx.deterministic else ctx.fold_in(IN_EXPERTS).dropout_key, ctx.labels, ctx.segments)
     return mlp(x)
 
 

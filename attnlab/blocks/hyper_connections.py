@@ -9,6 +9,7 @@ from jax import Array
 from jaxtyping import Float
 
 from attnlab.blocks.residual import Connection, Residual
+from attnlab.functional.precision import wide_dtype
 from attnlab.module import Module
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.parameter import param
@@ -99,7 +100,7 @@ class TokenCoefficients(Module):
                 'b t n d, d m -> b t n m',
                 normed,
                 weight[...].astype(normed.dtype),
-                preferred_element_type=jnp.promote_types(normed.dtype, jnp.float32),
+                preferred_element_type=wide_dtype(normed.dtype),
             )
 
         mixing = self.mixing_scale[...] * jnp.tanh(projected(self.mixing))

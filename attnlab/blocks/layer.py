@@ -14,6 +14,17 @@ from attnlab.nn.mlps import ConvolvedMLP, GatedMLP
 from attnlab.nn.preludes import Canon
 from attnlab.signature import checked_fields
 
+POINTS = 'ABCD'
+"""Where residual convolutions may stand: A before mixers, B within them, C before channel mixers, D within these."""
+
+
+def check_points(points: str, has_mlp: bool) -> None:
+    """Raises `UserError` for points at channel mixers where there are none; all of `POINTS` are what there is."""
+    if not has_mlp and set(points) & set('CD') and set(points) != set(POINTS):
+        raise UserError(
+            f'C and D of conv={points} are at channel mixers, and layers of this model have none; choose AB'
+        )
+
 
 class Pattern(NamedTuple):
     """The number of blocks of a stack, and the specs of the repeating ones."""
@@ -40,7 +51,7 @@ class MixerAndMLP(Layer):
     """A layer is a mixer and a channel mixer, each a branch; or several mixers, then a channel mixer.
 
     Raises `UserError` for a pattern of mixers that does not fill whole layers, and for points at channel mixers where
-    there are none; all four points are those that there are.
+    there are none; with all four points, those at channel mixers are left out where there are none.
 
     Attributes:
       norm: of the branches; `None`: that of `Block`.
@@ -53,10 +64,7 @@ class MixerAndMLP(Layer):
     mixers: int = 1
 
     def pattern(self, mixers: tuple[ConfigDict, ...], *, depth: int, mlp: ConfigDict | None) -> Pattern:
-        if mlp is None and set(self.points) & set('CD') and set(self.points) != set('ABCD'):
-            raise UserError(
-                f'C and D of conv={self.points} are at channel mixers, and layers of this model have none; choose AB'
-            )
+        check_points(self.points, mlp is not None)
         parts: dict[str, ConfigDict] = {} if self.norm is None else {'norm': self.norm}
         if 'A' in self.points:
             parts['mixer_prelude'] = spec(Canon)

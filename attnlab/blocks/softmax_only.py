@@ -14,11 +14,11 @@ from attnlab.functional.attend import attend, look
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
 from attnlab.functional.entropy import row_entropy
 from attnlab.functional.penalty import penalised
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Reach
-from attnlab.functional.recurrences import state_dtype
 from attnlab.functional.rotary import rotated_channels
 from attnlab.mixers.mixer import Mixer, require_causal
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.parameter import param
 from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
@@ -143,7 +143,7 @@ class SoftmaxOnlyBlock(Mixer):
         self, x: Sequence, ctx: Context, state: KeyValueCache | None = None
     ) -> tuple[Sequence, KeyValueCache | None]:
         q, k, v = self._project(x, ctx)
-        inverse = 1 / self._temperatures(ctx, state_dtype(x.dtype))
+        inverse = 1 / self._temperatures(ctx, wide_dtype(x.dtype))
         view = look(Entries(k, v, ctx.segments_or_ones()), ctx, self.reach, state)
         y = attend(
             q, view.entries.keys, view.entries.values, view, temperature=inverse, implementation=self.implementation
@@ -163,7 +163,7 @@ class SoftmaxOnlyBlock(Mixer):
         )
 
     def _project(self, x: Sequence, ctx: Context) -> tuple[Queries, Keys, Values]:
-        q, k, v = (linear(x).reshape(*x.shape[:2], self.heads, -1) for linear in (self.query, self.key, self.value))
+        q, k, v = (by_head(linear(x), self.heads) for linear in (self.query, self.key, self.value))
         if self.position is not None:
             q, k = self.position.rotate(q, ctx.positions), self.position.rotate(k, ctx.positions)
         return q, k, v

@@ -84,7 +84,7 @@ class UnifiedBlocks(Mixer, PreNorm):
         self.key_dim = head_channels(dim, heads, instead='key_dim') if key_dim is None else key_dim
         check_groups(heads, kv_heads)
         if layers < 1:
-            raise UserError(f'layers is {layers}; the first is the one whose weights are shared, so it is at least 1')
+            raise UserError(f'layers is {layers}; it must be at least 1: the first is the one whose weights are shared')
         if position is not None:
             rotated_channels(self.key_dim, position.fraction)
         self.heads, self.kv_heads, self.position = heads, kv_heads, position

@@ -60,7 +60,7 @@ def required(values: flags.FlagValues, name: str) -> pathlib.Path:
 
 
 def directory(values: flags.FlagValues, name: str) -> pathlib.Path:
-    """The folder that a flag gives, which may be yet to be made. Raises `UserError` where it cannot be a folder."""
+    """The folder that a flag gives, which need not exist yet. Raises `UserError` where it cannot be a folder."""
     path = required(values, name)
     for place in (path, *path.parents):
         if place.exists():
@@ -92,9 +92,9 @@ def whole(text: str, flag: str, least: int = 1) -> int:
 def check_belonging(
     values: flags.FlagValues, belonging: Mapping[str, tuple[str, ...]], given: Collection[str] | None = None
 ) -> None:
-    """Raises `UserError` for a flag that is there while none of those that it belongs to is.
+    """Raises `UserError` for a flag that is given without any of those that it belongs to.
 
-    `given` are the flags that count as there to belong to: by default all that have a value.
+    `given` are the flags that it may belong to here: by default all that have a value.
     """
     if given is None:
         given = [name for name in values if values[name].value is not None]
@@ -116,7 +116,7 @@ def define_format(values: flags.FlagValues) -> None:
 def printing(values: flags.FlagValues, *, several: bool = False) -> 'Iterator[Printer]':
     """A printer in the format that the flags ask for; closed where the command ends without an error.
 
-    A command that may be in `several` processes has its tables in the first, which alone prints what was kept.
+    Of a command that may run in `several` processes, the first alone prints the tables that were kept.
     """
     from attnlab.tables import Printer, standard_output
 
@@ -200,7 +200,7 @@ def define_devices(values: flags.FlagValues) -> None:
     """Defines the flags of a command that computes in one process or several."""
     define_platform(values)
     flags.DEFINE_bool('distributed', False, 'Join the processes that the cluster started.', flag_values=values)
-    flags.DEFINE_string('coordinator', None, 'HOST:PORT of process 0, where no cluster tells.', flag_values=values)
+    flags.DEFINE_string('coordinator', None, 'HOST:PORT of process 0, where no cluster gives it.', flag_values=values)
     flags.DEFINE_integer(
         'processes', None, 'How many processes, with --coordinator.', lower_bound=1, flag_values=values
     )

@@ -59,7 +59,7 @@ def flags_of_runs(out: str) -> flags.FlagValues:
 
 
 def compare_folders(values: flags.FlagValues, folders: list[pathlib.Path], options: list[str]) -> int:
-    """Compares runs, by flags that are yet to be read."""
+    """Parses the flags, and compares runs by them."""
     parsed(values, options, 'compare RUN...')
     out = directory(values, 'out')
     from attnlab.compare.runs_table import compare_runs

@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
 
 
 def _check_asked(values: flags.FlagValues) -> None:
-    """Raises `UserError` where it is not said, or said twice, what is asked."""
+    """Raises `UserError` where what is asked is not given, or is given in two ways."""
     text, row = ([f'--{name}' for name in names if values[name].value is not None] for names in (TEXT, ROW))
     if bool(text) == bool(row):
         raise UserError('give --prompt and --subject, of a run of text, or --row and --at, of another')

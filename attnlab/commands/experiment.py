@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     experiment = Experiment(folder if folder.is_dir() else EXPERIMENTS / folder, values.size)
     command = f'attnlab experiment {names[0]} --size={experiment.size}'
     if values.workers is not None and (values.report or values.dry_run or not experiment.has_studies()):
-        raise UserError('--workers is of the trials of studies that are run')
+        raise UserError('--workers is for experiments of studies that are run here; leave it out')
     return (_studies if experiment.has_studies() else _runs)(values, experiment, command)
 
 

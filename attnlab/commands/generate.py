@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
 
 
 def _print(text: str) -> None:
-    """Prints what a model writes: to a file as it is, to a terminal without what would speak to it.
+    """Prints what a model writes: to a file as it is, to a terminal with control characters spelled out.
 
     Of several processes, which all draw the same, the first prints.
     """
@@ -201,7 +201,7 @@ def _check(values: flags.FlagValues) -> None:
     if searched and drawn:
         raise UserError(f'{drawn[0]} is for what is drawn; {ways[0]} searches')
     if values['tested'].present and values.regex is None and values.grammar is None:
-        raise UserError('--tested is for --regex or --grammar, of which none is given')
+        raise UserError('--tested is for --regex or --grammar, neither of which is given')
     if values.tested == 'drawn':
         restricted = [f'--{name}' for name in ('top_k', 'top_p', 'min_p') if values[name].present]
         if restricted:

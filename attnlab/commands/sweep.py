@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
     if values.dry_run:
         return _plan(values, config)
     if values.format is not None:
-        raise UserError('--format is of tables, which a sweep does not print: it goes with --dry_run, or sweep status')
+        raise UserError('--format is for tables, which a sweep does not print: it goes with --dry_run, or sweep status')
     from attnlab.sweep import launch
     from attnlab.sweep.splits import said_of, without_own_split
     from attnlab.sweep.study import create_study
@@ -148,7 +148,7 @@ def status(argv: list[str]) -> int:
         return 0
     folder = directory(values, 'study')
     if values.watch and values.format is not None:
-        raise UserError('--watch is for a terminal; --format goes without it')
+        raise UserError('--watch shows tables in a terminal; leave out --format')
     from attnlab.sweep.status import show_status
 
     with printing(values) as printer:

@@ -95,9 +95,9 @@ def _check(values: flags.FlagValues, run: pathlib.Path | None) -> None:
     if values.profile is not None and values.dry_run:
         raise UserError('--profile traces steps, of which --dry_run takes none')
     if values.topology is not None and not values.dry_run:
-        raise UserError('--topology names devices that are not there: it goes with --dry_run')
+        raise UserError('--topology names devices that are not present: it goes with --dry_run')
     if values.format is not None and not values.dry_run:
-        raise UserError('--format is of tables, which training does not print: it goes with --dry_run')
+        raise UserError('--format is for tables, which training does not print: it goes with --dry_run')
 
 
 def _profile(values: flags.FlagValues, config: 'ConfigDict') -> 'Profile | None':
@@ -122,7 +122,7 @@ def _plan(values: flags.FlagValues, config: 'ConfigDict') -> int:
 
 
 def _plan_for(values: flags.FlagValues, config: 'ConfigDict') -> int:
-    """Prints the plan of a run on devices that are not there."""
+    """Prints the plan of a run on devices that are not present."""
     from attnlab.runs.plan import print_plan_for
     from attnlab.train import devices, topologies
     from attnlab.train.setup import prepare

@@ -18,7 +18,9 @@ from attnlab.errors import UserError
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.mixers.softmax.latent import LatentAttention
 from attnlab.nn.decoupled import EliteRope
+from attnlab.nn.heads import by_head
 from attnlab.nn.positions import Rope
+from attnlab.nn.projections import check_plain
 from attnlab.typing import Sequence
 
 Chunks = tuple[tuple[int, ...], ...]
@@ -54,8 +56,8 @@ def to_elite(mixer: Attention, chunks: Chunks, *, rank: int | None = None) -> La
     `rank`; `None` is the full rank, which is exact. With all pairs rotated the result is then the same function as
     `mixer`. The cache holds `2 r h + rank` numbers a token, `r` the pairs of a head, instead of `2 h k`.
 
-    Raises `UserError` unless `mixer` is plain multi-head softmax attention with all channels rotary, or for a rank
-    above the full one.
+    Raises `UserError` unless `mixer` is plain multi-head softmax attention with all channels rotary and maps that are
+    not rounded, or for a rank above the full one.
     """
     rope = _rope(mixer)
     dim, heads = mixer.query.weight.shape[0], mixer.heads
@@ -101,7 +103,10 @@ def to_elite(mixer: Attention, chunks: Chunks, *, rank: int | None = None) -> La
 
 
 def _rope(mixer: Attention) -> Rope:
-    """The rotary embedding of a mixer. Raises `UserError` unless it is plain multi-head softmax attention."""
+    """The rotary embedding of a mixer.
+
+    Raises `UserError` unless it is plain multi-head softmax attention with maps that are not rounded.
+    """
     rope, others = mixer.position, other_parts(mixer)
     if not isinstance(rope, Rope) or rope.fraction != 1 or mixer.kv_heads != mixer.heads:
         raise UserError('elite frequencies need softmax attention with as many key/value heads as heads, all rotary')
@@ -109,6 +114,8 @@ def _rope(mixer: Attention) -> Rope:
         others.append('bias')
     if others:
         raise UserError(f'elite frequencies need attention without other parts; this has {", ".join(others)}')
+    for linear in (mixer.query, mixer.key, mixer.value, mixer.output):
+        check_plain(linear)
     return rope
 
 
@@ -121,20 +128,19 @@ def _pairs(channels: int, interleaved: bool) -> tuple[Int[np.ndarray, 'c'], Int[
 def _differences(mixer: Attention, x: Sequence, ctx: Context, head: int) -> Float[np.ndarray, 'c n']:
     """Rotated minus unrotated contribution of each pair to the scores of a head, for visible keys."""
     rope = _rope(mixer)
-    batch, length, _ = x.shape
     first, second = _pairs(mixer.key_dim, rope.interleaved)
 
     def products(q: Array, k: Array) -> Array:
         q, k = (jnp.stack([each[:, :, head, first], each[:, :, head, second]], axis=-1) for each in (q, k))
         return jnp.einsum('btcn,bscn->cbts', q, k)
 
-    q, k = (linear(x).reshape(batch, length, mixer.heads, -1) for linear in (mixer.query, mixer.key))
+    q, k = (by_head(linear(x), mixer.heads) for linear in (mixer.query, mixer.key))
     rotated = products(rope.rotate(q, ctx.positions), rope.rotate(k, ctx.positions))
     difference = mixer.key_dim**-0.5 * (rotated - products(q, k))
     segments = np.asarray(ctx.segments_or_ones())
     seen = (segments[:, :, None] == segments[:, None, :]) & (segments != 0)[:, :, None]
     if mixer.reach.causal:
-        seen &= np.tril(np.ones((length, length), bool))[None]
+        seen &= np.tril(np.ones((x.shape[1],) * 2, bool))[None]
     return np.asarray(difference)[:, seen]
 
 

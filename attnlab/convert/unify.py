@@ -95,7 +95,7 @@ def _joined(blocks: list[Any]) -> UnifiedBlocks:
     blocks = [nnx.clone(block) for block in blocks]
     leader, mlps = blocks[0].mixer, iter([block.mlp for block in blocks])
     made = UnifiedBlocks(
-        leader.query.weight.shape[0],
+        leader.query.matrix().shape[0],
         heads=leader.heads,
         kv_heads=leader.kv_heads,
         key_dim=leader.key_dim,

@@ -1,4 +1,4 @@
-"""Data that are drawn from seeds, and what tells apart what one seed drew before and draws now."""
+"""Data that are drawn from seeds, and editions, which tell apart what one seed drew before and draws now."""
 
 import dataclasses
 import hashlib

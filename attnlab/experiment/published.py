@@ -24,7 +24,7 @@ from attnlab.experiment.results import panels
 from attnlab.runs.record import read_record
 
 Outcome = Literal['agrees', 'differs', 'not comparable']
-WIDEST = 44
+WIDEST = 50
 """Letters of a title that a panel has room for."""
 
 Row = Mapping[str, Any]
@@ -81,17 +81,22 @@ def verdict(published: Published, ours: Measured, failed: int = 0) -> Verdict:
     """Compares a published number with ours.
 
     They agree where our interval, widened by the paper's own spread, holds the published value; with a bound, where all
-    of the interval lies on the right side, to within that spread; one that reaches across a bound decides nothing. Ours
-    without an interval (one seed) agrees with nothing but an equal value: it differs by the difference. A changed
-    protocol makes them not comparable, whatever the numbers, and so do seeds that `failed`: the others do not show it.
+    of the interval lies on the right side, to within that spread; one that reaches across a bound decides nothing. One
+    seed has no interval, and two have only a range: they agree with the number itself, and decide nothing else. A
+    changed protocol makes them not comparable, whatever the numbers, and so do seeds that `failed`: the others do not
+    show it.
     """
     if published.changed:
         return Verdict('not comparable', 'changed: ' + '; '.join(published.changed))
     if failed:
         return Verdict('not comparable', f'{failed} of {ours.n + failed} seeds did not come to their end')
-    low = ours.mean if ours.low is None else ours.low
-    high = ours.mean if ours.high is None else ours.high
-    value, spread = published.value, published.spread
+    low, high, value, spread = ours.low, ours.high, published.value, published.spread
+    difference = f'{ours.mean - value:+.4g}'
+    if low is None or high is None or ours.kind == 'range':
+        if published.direction == 'equal' and {ours.mean, low, high} <= {value, None}:
+            return Verdict('agrees')
+        few = '1 seed has' if ours.n == 1 else f'{ours.n} seeds have'
+        return Verdict('not comparable', f'{few} no interval; the difference is {difference}')
     agrees = {
         'equal': low - spread <= value <= high + spread,
         'at least': low + spread >= value,
@@ -102,7 +107,7 @@ def verdict(published: Published, ours: Measured, failed: int = 0) -> Verdict:
     if published.direction != 'equal' and low < value < high:
         return Verdict('not comparable', 'our interval reaches across the bound')
     why = f'; best guess: {published.guess}' if published.guess else ''
-    return Verdict('differs', f'by {ours.mean - published.value:+.4g}{why}')
+    return Verdict('differs', f'by {difference}{why}')
 
 
 Claims = Mapping[str, Published]
@@ -180,11 +185,13 @@ def _line(name: str, published: Published, rows: Sequence[Row], failed: int) -> 
     ours = measured(rows, published.bounds, failed)
     bound = '' if published.direction == 'equal' else f'{published.direction} '
     spread = f' ± {published.spread:.4g}' if published.spread else ''
-    interval = '' if ours.low is None or ours.high is None else f' [{ours.low:.4f}, {ours.high:.4f}]'
+    ends = '' if ours.low is None or ours.high is None else f' [{ours.low:.4f}, {ours.high:.4f}]'
+    if ours.kind == 'range':
+        ends = f' ({ours.low:.4f} to {ours.high:.4f})'
     return [
         f'{name}: {published.metric}' if name else published.metric,
         f'{bound}{published.value:.4g}{spread}',
-        f'{ours.mean:.4f}{interval}',
+        f'{ours.mean:.4f}{ends}',
         ', '.join(f'{row["value"]:.4f}' for row in rows),
         str(verdict(published, ours, failed)),
     ]
@@ -208,7 +215,11 @@ def published_figure(claims: Claims, rows: Sequence[Row], failed: Sequence[str] 
             axes.axhspan(ours.low, ours.high, color='C0', alpha=0.15, lw=0, label=label)
         axes.axhline(published.value, color='0.4', ls='--', label='published')
         metric = textwrap.fill(published.metric, WIDEST)
-        axes.set(title=f'{name}\n{metric}' if name else metric, xlabel='seed')
+        axes.set_title(f'{name}\n{metric}' if name else metric, fontsize='medium')
+        axes.set_xlabel('seed')
         axes.set_xticks(range(len(values)))
-        axes.legend(frameon=False)
+    # A claim without an interval does not have all there is to name.
+    shown_as = {label: line for axes in panel for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    place: dict[str, Any] = {'loc': 'outside lower center', 'ncols': len(shown_as), 'columnspacing': 1.2}
+    figure.legend(shown_as.values(), shown_as, frameon=False, **place)
     return figure

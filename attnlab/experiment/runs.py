@@ -214,8 +214,8 @@ def _check_same(workdir: pathlib.Path, config: ConfigDict) -> None:
     path = workdir / 'config.json'
     differing = run.differences(configs.load(path), config) if path.exists() else []
     if differing:
-        shown = '; '.join(differing[:8])
-        raise UserError(f'{workdir} holds a run with another config ({shown}): remove it to run this one')
+        found = run.listed(differing)
+        raise UserError(f'{workdir} holds a run with another config ({found}): remove it to run this one')
 
 
 def plot_of(experiment: Experiment, failed: Sequence[str] = ()) -> Any:

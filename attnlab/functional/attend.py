@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int, Shaped
 
-from attnlab.context import PADDING, Context
+from attnlab.context import IN_MIXER, PADDING, Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.cache import Entries, ForgettingEntries, KeyValueCache, extend, overflown
 from attnlab.functional.dense import DenseMap, dense_attention
 from attnlab.functional.penalty import Penalised, penalised
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Placed, Reach
-from attnlab.functional.recurrences import state_dtype
 from attnlab.typing import Heads, Keys, Queries, Segments, Values
 from pallas_kernels import Softmax, WeightMap
 from pallas_kernels.attention.problem import rounded_off
@@ -187,7 +187,7 @@ def attend(
             own=jnp.argmax(view.queries.places[:, None] == view.keys.places[None, :], axis=1),
             bias=_with_distance(bias, slopes, view),
             temperature=temperature,
-            key=None if view.ctx.deterministic else view.ctx.fold_in(2).dropout_key,
+            key=None if view.ctx.deterministic else view.ctx.fold_in(IN_MIXER).dropout_key,
         )
     elif view.cache is None:
         y = cores.attention(
@@ -237,7 +237,7 @@ def _penalty(
     weights: Penalised, q: Queries, k: Keys, view: View, temperature: Float[Array, 'b t h'] | None
 ) -> Float[Array, '']:
     warm = q if temperature is None else q * temperature[..., None].astype(q.dtype)
-    return weights.penalty(warm, k, view.counts().astype(state_dtype(q.dtype)), view.ctx.segments, view.reach)
+    return weights.penalty(warm, k, view.counts().astype(wide_dtype(q.dtype)), view.ctx.segments, view.reach)
 
 
 def _cache_bias(bias: Float[Array, '#b #h t s'] | None, view: View, q: Queries) -> Float[Array, '#b #h t s']:
@@ -248,7 +248,7 @@ def _cache_bias(bias: Float[Array, '#b #h t s'] | None, view: View, q: Queries) 
         between = (since + forgotten) + (rest + lost)
         bias = between if bias is None else bias + between
     if bias is None:
-        bias = jnp.zeros((1, 1, 1, 1), state_dtype(q.dtype))
+        bias = jnp.zeros((1, 1, 1, 1), wide_dtype(q.dtype))
     return jnp.where(view.reach.within(view.queries.places, view.keys.places)[None, None], bias, -jnp.inf)
 
 
@@ -256,7 +256,7 @@ def _with_cut(bias: Float[Array, '#b #h t s'] | None, view: View, q: Queries) ->
     """The bias of the scores of a call: minus infinity where queries are kept from keys."""
     if view.ctx.cut is None:
         return bias
-    base = jnp.zeros((1, 1, 1, 1), state_dtype(q.dtype)) if bias is None else bias
+    base = jnp.zeros((1, 1, 1, 1), wide_dtype(q.dtype)) if bias is None else bias
     return jnp.where(view.ctx.cut[:, None], -jnp.inf, base)
 
 

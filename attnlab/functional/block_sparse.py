@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from attnlab.functional.recurrences import document_starts, state_dtype
+from attnlab.functional.precision import wide_dtype
+from attnlab.functional.recurrences import document_starts
 from attnlab.typing import Heads, Queries, Segments
 
 CHUNK = 32
@@ -139,7 +140,7 @@ def attend_selected(
     query and its gradient scatters them.
     """
     batch, t, heads, _ = q.shape
-    groups, dtype = keys.shape[1], state_dtype(q.dtype)
+    groups, dtype = keys.shape[1], wide_dtype(q.dtype)
     overlap = blocks.overlap(compressed.numbers, max(1, -(-keys.shape[2] // blocks.size))).astype(dtype)
     size = min(CHUNK, t)
     more = -t % size

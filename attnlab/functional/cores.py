@@ -1,9 +1,10 @@
-"""The cores of sequence mixing, as mixers, heads and losses call them: attnlab's only interface to `pallas_kernels`.
+"""The cores of sequence mixing, as mixers, heads and losses call them: attnlab's only way to call `pallas_kernels`.
 
 A core computes on one device, and no compiler can divide a kernel over several. Under a mesh (see `on`) each call is
 wrapped in `jax.shard_map`: rows over `data`, `fsdp` and `expert`, heads, or the channels of a scan, over `tensor`, the
-classes of the loss over `tensor`, and time over `sequence`, by the versions in `attnlab.functional.sequence`.
-Everything else is replicated. On one device calls are not wrapped.
+classes of the loss over `tensor`, and time over `sequence`, by the versions in `attnlab.functional.sequence` and
+`attnlab.functional.ring`. Everything else is replicated. On one device calls are not wrapped. Weight maps, dispatch and
+targets are imported directly.
 
 A dimension whose size an axis does not divide is replicated along it, so that all devices of the axis do the same work;
 `undivided` collects such cases. Key and value heads that the axis does not divide are repeated to the least number

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed
 from attnlab.typing import DropoutKey, Heads, Keys, Queries, Values
 
@@ -45,7 +46,7 @@ def dense_attention(
     key: DropoutKey | None,
 ) -> Heads:
     """Returns `o_i = sum_j w_ij v_j`, with weights from the scores `temperature_i q_i . k_j / sqrt(k) + bias_ij`."""
-    dtype = jnp.promote_types(q.dtype, jnp.float32)
+    dtype = wide_dtype(q.dtype)
     repeats = q.shape[2] // k.shape[2]
     wide_q, wide_k = q.astype(dtype) * q.shape[-1] ** -0.5, jnp.repeat(k, repeats, axis=2).astype(dtype)
     if temperature is not None:

@@ -8,8 +8,9 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from attnlab.context import PADDING
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed
-from attnlab.functional.recurrences import NOTHING, document_starts, state_dtype
+from attnlab.functional.recurrences import NOTHING, document_starts
 from attnlab.typing import Segments
 
 
@@ -27,7 +28,7 @@ def document_sizes(segments: Segments | None, batch: int, length: int) -> Int[Ar
 
 def document_means(x: Float[Array, 'b t ...'], segments: Segments | None) -> Float[Array, 'b #t ...']:
     """Returns the mean of `x` over the document of every token, in float32 or better; one a row without segments."""
-    wide = x.astype(state_dtype(x.dtype))
+    wide = x.astype(wide_dtype(x.dtype))
     if segments is None:
         return jnp.mean(wide, axis=1, keepdims=True)
     sizes = document_sizes(segments, *segments.shape)

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
+from attnlab.functional.precision import wide_dtype
+
 STEPS = 64
 """The maximum number of steps towards the threshold: far more than float64 needs."""
 
@@ -23,7 +25,7 @@ def entmax(
 
 
 def _weights(scores: Array, alpha: Array, visible: Array) -> Array:
-    wide = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+    wide = scores.astype(wide_dtype(scores.dtype))
     rate = (alpha.astype(wide.dtype) - 1)[None, :, None, None]
     hidden = jnp.finfo(wide.dtype).min
     highest = jnp.max(jnp.where(visible, wide, hidden), axis=-1, keepdims=True)
@@ -68,7 +70,7 @@ def _forward(scores: Array, alpha: Array, visible: Array) -> tuple[Array, tuple[
 
 def _backward(saved: tuple[Array, Array], dweights: Array) -> tuple[Array, Array, None]:
     weights, alpha = saved
-    wide = jnp.promote_types(weights.dtype, jnp.float32)
+    wide = wide_dtype(weights.dtype)
     p, dp = weights.astype(wide), dweights.astype(wide)
     exponent = alpha.astype(wide)[None, :, None, None]
     log = jnp.log(jnp.where(p > 0, p, 1))

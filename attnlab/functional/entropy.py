@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Placed, Reach
-from attnlab.functional.recurrences import state_dtype
 from attnlab.typing import Keys, Queries, Segments
 
 CHUNK = 64
@@ -81,7 +81,7 @@ def _by_rows(
     s, groups = k.shape[1:3]
     segments = jnp.ones((batch, s), jnp.int32) if segments is None else segments
     keys = Placed(jnp.arange(s, dtype=jnp.int32), segments)
-    k = k.astype(state_dtype(k.dtype))
+    k = k.astype(wide_dtype(k.dtype))
     size = min(CHUNK, t)
     more = -t % size
 

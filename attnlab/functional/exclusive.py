@@ -5,8 +5,9 @@ from jax import Array
 from jaxtyping import Float
 
 from attnlab.functional import cores
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed
-from attnlab.functional.recurrences import document_starts, of_token_before, state_dtype
+from attnlab.functional.recurrences import document_starts, of_token_before
 from attnlab.typing import Heads, Keys, Queries, Segments, Values
 
 
@@ -42,6 +43,6 @@ def exclusive_linear_attention(
 @recomputed
 def own_read(q: Queries, k: Keys, v: Values, bonus: Float[Array, 'h k']) -> Heads:
     """Returns `(q_t . u k_t) v_t`, what a token reads of itself; `u` is the `bonus`."""
-    wide = state_dtype(v.dtype)
+    wide = wide_dtype(v.dtype)
     own = jnp.sum((q * k).astype(wide) * bonus.astype(wide)[None, None], axis=-1, keepdims=True)
     return own.astype(v.dtype) * v

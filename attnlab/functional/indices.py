@@ -8,8 +8,8 @@ from jaxtyping import Int
 from attnlab.errors import UserError
 
 
-def check_indices(what: str, indices: Int[Array | np.ndarray, '...'], size: int, of: str) -> None:
-    """Raises `UserError` for entries that are not from 0 to `size - 1`: a table of that size has no such row.
+def check_indices(what: str, indices: Int[Array | np.ndarray, '...'], size: int, of: str, lowest: int = 0) -> None:
+    """Raises `UserError` for entries that are not from `lowest` to `size - 1`: a table of that size has no such row.
 
     Args:
       what: what the entries are, for the message, such as 'labels'.
@@ -17,6 +17,7 @@ def check_indices(what: str, indices: Int[Array | np.ndarray, '...'], size: int,
         several processes, each checks its own part.
       size: how many rows the table has.
       of: what the rows are, for the message, such as 'classes'.
+      lowest: below 0 where entries from there to -1 stand for none.
     """
     if isinstance(indices, jax.core.Tracer) or indices.size == 0:
         return
@@ -24,7 +25,7 @@ def check_indices(what: str, indices: Int[Array | np.ndarray, '...'], size: int,
     shards = [shard.data for shard in indices.addressable_shards] if isinstance(indices, Array) else [indices]
     here = [np.asarray(shard) for shard in shards]
     least, most = min(int(part.min()) for part in here), max(int(part.max()) for part in here)
-    if least < 0 or most >= size:
+    if least < lowest or most >= size:
         raise UserError(
-            f'{what} are from {least} to {most}; there are {size} {of}, so they must be from 0 to {size - 1}'
+            f'{what} are from {least} to {most}; there are {size} {of}, so they must be from {lowest} to {size - 1}'
         )

@@ -10,8 +10,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attnlab.functional.documents import places_after
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed
-from attnlab.functional.recurrences import document_starts, state_dtype
+from attnlab.functional.recurrences import document_starts
 from attnlab.typing import Heads, Segments, State, Values
 
 
@@ -34,7 +35,7 @@ def levels_of(length: int) -> int:
 
 def no_levels(batch: int, count: int, shape: tuple[int, ...], dtype: DTypeLike) -> Levels:
     """The state of `batch` new streams, `shape` that of a memory, for activations of type `dtype`."""
-    return Levels(jnp.zeros((batch, count, *shape), state_dtype(dtype)), jnp.zeros((batch,), jnp.int32))
+    return Levels(jnp.zeros((batch, count, *shape), wide_dtype(dtype)), jnp.zeros((batch,), jnp.int32))
 
 
 def read_by_level(
@@ -63,7 +64,7 @@ def read_by_level(
     place = places_after(starts, None if state is None else state.place)
     count = levels_of(t) if state is None else state.memory.shape[1]
     count = min(count, weights.shape[-1] - 1)
-    wide = state_dtype(v.dtype)
+    wide = wide_dtype(v.dtype)
 
     def level(total: Array, given: tuple[Array, Array, Any]) -> tuple[Array, Any]:
         number, weight, before = given

@@ -6,6 +6,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from attnlab.functional.precision import wide_dtype
+
 
 @dataclasses.dataclass(frozen=True)
 class SumNormalizer:
@@ -17,7 +19,7 @@ class SumNormalizer:
     eps: float = 1e-6
 
     def __call__(self, total: Float[Array, 'b t h v'], weight: Float[Array, 'b t h']) -> Float[Array, 'b t h v']:
-        wide = weight.astype(jnp.promote_types(weight.dtype, jnp.float32))
+        wide = weight.astype(wide_dtype(weight.dtype))
         return (total.astype(wide.dtype) / (wide + self.eps)[..., None]).astype(total.dtype)
 
 
@@ -31,5 +33,5 @@ class FloorNormalizer:
     floor: float = 1e-6
 
     def __call__(self, total: Float[Array, 'b t h v'], weight: Float[Array, 'b t h']) -> Float[Array, 'b t h v']:
-        wide = weight.astype(jnp.promote_types(weight.dtype, jnp.float32))
+        wide = weight.astype(wide_dtype(weight.dtype))
         return (total.astype(wide.dtype) / jnp.maximum(wide, self.floor)[..., None]).astype(total.dtype)

@@ -3,18 +3,12 @@
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int, Shaped
 
 from attnlab.typing import Segments
 
 NOTHING = -1
 """The last segment of a stream before its first token; documents are numbered from 1, and 0 is padding."""
-
-
-def state_dtype(dtype: DTypeLike) -> DTypeLike:
-    """The type of recurrent states for activations of type `dtype`: float32, or float64 for float64."""
-    return jnp.promote_types(dtype, jnp.float32)
 
 
 def no_segment(batch: int) -> Int[Array, ' b']:

@@ -9,7 +9,7 @@ from jax import Array
 from jaxtyping import Float
 
 from attnlab.functional import cores
-from attnlab.functional.recurrences import state_dtype
+from attnlab.functional.precision import wide_dtype
 from attnlab.typing import Heads, Keys, Queries, Segments, Values
 
 
@@ -67,7 +67,7 @@ def ridge_regression(
     The code released with it adds an `offset` of 1e-5 to what steps divide by, which ends them short of the solution,
     and begins for a single token after a `state` at a `guess`, `x_i = q_i / (P_ii + ridge_i)`.
     """
-    wide = state_dtype(q.dtype)
+    wide = wide_dtype(q.dtype)
     q, k, v = (each.astype(wide) for each in (q, k, v))
     weight = strength.astype(wide)[..., None]
     keys, values = (None, None) if state is None else state

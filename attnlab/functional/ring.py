@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jax import Array
 
 import pallas_kernels
+from attnlab.functional.precision import wide_dtype
 from pallas_kernels import Part, WeightMap
 
 UNROLLED = 4
@@ -226,7 +227,7 @@ def _pull(rule: Rule, saved: Any, doutput: Array) -> tuple[Floats, None, None]:
     floats, known, every, found, sink_weight = jax.lax.optimization_barrier(saved)
     keys = _own_keys(rule, floats, known, every)
     pull = functools.partial(_pull_pairs, rule, floats, known, found, doutput)
-    wide = jnp.promote_types(jnp.float32, floats.q.dtype)
+    wide = wide_dtype(floats.q.dtype)
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, wide), floats._replace(sink_scores=None))
 
     def pulled(keys: Keys, total: _Total, distance: Any) -> _Total:
@@ -298,7 +299,7 @@ def _read(
             segments=_segments(pairs, known, keys.known),
             **_options(rule, causal),
         )
-        wide = jnp.promote_types(jnp.float32, part.output.dtype)
+        wide = wide_dtype(part.output.dtype)
         part = Part(part.output.astype(wide), part.statistics)
         split = jax.tree.map(functools.partial(_split, len(pairs)), part)
         if found is None:

@@ -7,6 +7,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from attnlab.errors import UserError
+from attnlab.functional.precision import wide_dtype
 from attnlab.typing import Positions
 
 
@@ -46,7 +47,7 @@ def rotate(
     Su et al. 2021, https://arxiv.org/abs/2104.09864.
     """
     rotated = rotated_channels(x.shape[-1], fraction)
-    wide = jnp.promote_types(x.dtype, jnp.float32)
+    wide = wide_dtype(x.dtype)
     angles = rotary_angles(positions, rotated, base, wide)[:, :, None, :]
     head = rotate_by_angles(x[..., :rotated], angles, interleaved=interleaved)
     return jnp.concatenate([head, x[..., rotated:]], axis=-1)

@@ -7,6 +7,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
+from attnlab.functional.precision import wide_dtype
+
 EPS = 1e-8
 """Added to powers before they divide, and to ratios before their logarithm."""
 
@@ -20,7 +22,7 @@ def si_snr(estimates: Float[Array, '*b t'], sources: Float[Array, '*b t']) -> Fl
     In float32 or better. No factor of the estimate or of the source changes it, and no constant added to them; of
     silence it is -80 dB. Luo and Mesgarani 2019, https://arxiv.org/abs/1809.07454.
     """
-    wide = jnp.promote_types(estimates.dtype, jnp.float32)
+    wide = wide_dtype(estimates.dtype)
     e, s = (x.astype(wide) - jnp.mean(x.astype(wide), axis=-1, keepdims=True) for x in (estimates, sources))
     scale = jnp.sum(e * s, axis=-1, keepdims=True) / (jnp.sum(s * s, axis=-1, keepdims=True) + EPS)
     found = scale * s

@@ -22,6 +22,7 @@ from jaxtyping import Array, Bool, Int
 import pallas_kernels
 from attnlab.errors import UserError
 from attnlab.functional import ring
+from attnlab.functional.precision import wide_dtype
 from pallas_kernels import Softmax, WeightMap
 from pallas_kernels.ledger import Ledger
 
@@ -74,7 +75,7 @@ def linear_scan(
 ) -> tuple[Array, Array]:
     """See `pallas_kernels.linear_scan`."""
     run = functools.partial(pallas_kernels.linear_scan, x, decay, segments=segments, reverse=reverse, **options)
-    decay = decay.astype(jnp.promote_types(decay.dtype, jnp.float32)).reshape((1,) * (3 - decay.ndim) + decay.shape)
+    decay = decay.astype(wide_dtype(decay.dtype)).reshape((1,) * (3 - decay.ndim) + decay.shape)
     total = decay[:, 0] ** x.shape[1] if decay.shape[1] == 1 else _product(decay)
     return _chained(run, total, jnp.multiply, state, segments, reverse=reverse)
 
@@ -143,7 +144,7 @@ def selective_scan(
 ) -> tuple[Array, Array]:
     """See `pallas_kernels.selective_scan`."""
     run = functools.partial(pallas_kernels.selective_scan, x, dt, A, B, C, D, segments=segments, **options)
-    wide = jnp.promote_types(dt.dtype, jnp.float32)
+    wide = wide_dtype(dt.dtype)
     time = jnp.sum(dt.astype(wide), axis=1)
     return _chained(run, jnp.exp(time[..., None] * A.astype(wide)[None]), jnp.multiply, state, segments)
 
@@ -367,7 +368,7 @@ def _around(
             q = (q * factor.reshape(*(1,) * (3 - factor.ndim), *factor.shape, 1)).astype(q.dtype)
     forget = None
     if log_forget is not None:
-        wide = log_forget.astype(jnp.promote_types(log_forget.dtype, jnp.float32))
+        wide = log_forget.astype(wide_dtype(log_forget.dtype))
         forget, _ = linear_scan(wide, jnp.ones(wide.shape[-1], wide.dtype), segments=segments)
     after = None if counts is None else rule.weights.output_factor(counts)
     # Rounded only after the factor, which brings it into the range of 16 bits.
@@ -460,7 +461,7 @@ def _forgotten(log_forget: Array, here: Array, order: Int[Array, ' p'], reordere
 
     Exact up to a constant of the row, which a softmax ignores: it counts from the first token of this device.
     """
-    wide = log_forget.astype(jnp.promote_types(log_forget.dtype, jnp.float32))
+    wide = log_forget.astype(wide_dtype(log_forget.dtype))
     totals = jax.lax.all_gather(jnp.sum(wide, axis=1), SEQUENCE)
     # Gates after a part and before this device's own.
     stretches = jnp.arange(totals.shape[0])
@@ -493,7 +494,7 @@ def _chained(
     _, left = run()
     begins, ends = _edges(segments, left.shape[0], reverse=reverse)
     total = jnp.where(_over(ends | begins, total), 0, total)
-    totals, lefts = jax.lax.all_gather((jnp.broadcast_to(total, (left.shape[0], *total.shape[1:])), left), SEQUENCE)
+    totals, lefts = map(_of_every_device, (jnp.broadcast_to(total, (left.shape[0], *total.shape[1:])), left))
     first = jnp.zeros_like(left) if state is None else state.astype(left.dtype)
 
     def add(before: Array, stretch: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -503,6 +504,12 @@ def _chained(
     start = jax.lax.dynamic_index_in_dim(starts, jax.lax.axis_index(SEQUENCE), keepdims=False)
     outputs, _ = run(state=jnp.where(_over(begins, start), 0, start))
     return outputs, last
+
+
+def _of_every_device(array: Array) -> Array:
+    """The arrays of all devices, one after the other; complex ones in parts, as TPUs add up no complex gradients."""
+    gather = functools.partial(jax.lax.all_gather, axis_name=SEQUENCE)
+    return jax.lax.complex(gather(array.real), gather(array.imag)) if jnp.iscomplexobj(array) else gather(array)
 
 
 def _edges(
@@ -528,7 +535,7 @@ def _total_decay(log_decay: Array | None, t: int) -> Array:
     """The product of all decays over time, shaped to broadcast to `b h k v`."""
     if log_decay is None:
         return jnp.ones((1, 1, 1, 1))
-    wide = log_decay.astype(jnp.promote_types(log_decay.dtype, jnp.float32))
+    wide = log_decay.astype(wide_dtype(log_decay.dtype))
     if wide.ndim == 1:
         return jnp.exp(t * wide)[None, :, None, None]
     total = jnp.exp(jnp.sum(wide, axis=1))

@@ -8,8 +8,9 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 from attnlab.functional.counted import counted_linear_attention
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed
-from attnlab.functional.recurrences import document_starts, of_token_before, state_dtype
+from attnlab.functional.recurrences import document_starts, of_token_before
 from attnlab.typing import Heads, Keys, Queries, Segments, Values
 
 NEVER = -1e30
@@ -49,7 +50,7 @@ def stabilised_linear_attention(
     Beck et al. 2024, https://arxiv.org/abs/2405.04517.
     """
     memory, highest = state
-    wide = state_dtype(q.dtype)
+    wide = wide_dtype(q.dtype)
     segments = jnp.ones(q.shape[:2], jnp.int32) if segments is None else segments
     starts = document_starts(segments).at[:, 0].set(~continues)[..., None]
     log_forget, log_input = (each.astype(wide) for each in (log_forget, log_input))

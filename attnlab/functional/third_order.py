@@ -14,8 +14,9 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Shaped
 
 from attnlab.functional.lookup import taken
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Placed, Reach
-from attnlab.functional.recurrences import carried, state_dtype
+from attnlab.functional.recurrences import carried
 from attnlab.typing import Segments
 
 TILE = (32, 16, 64)
@@ -45,7 +46,7 @@ def third_order_attention(
     Alman and Song 2024, https://arxiv.org/abs/2310.04064.
     """
     dtype = operands.v1.dtype
-    wide = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2).astype(state_dtype(x.dtype)), operands)
+    wide = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2).astype(wide_dtype(x.dtype)), operands)
     return jnp.swapaxes(_attend(_Rule(scale, reach), wide, queries, keys), 1, 2).astype(dtype)
 
 

@@ -7,8 +7,8 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 from attnlab.functional import cores
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed
-from attnlab.functional.recurrences import state_dtype
 from attnlab.typing import Segments
 
 Ranked = Float[Array, 'b t r h k']
@@ -61,7 +61,7 @@ def trapezoidal_attention(
     Lahoti et al. 2026, https://arxiv.org/abs/2603.15569.
     """
     b, t, r, h, _ = q.shape
-    wide = state_dtype(q.dtype)
+    wide = wide_dtype(q.dtype)
     k_before, v_before, now_before = before
     weight = jnp.exp(log_decay) * (past + now_before)
     written = _weighted(v_before, weight).astype(v.dtype)

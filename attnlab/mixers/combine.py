@@ -8,7 +8,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from attnlab.context import Context
+from attnlab.context import BACKWARDS, Context
 from attnlab.errors import UserError
 from attnlab.functional.documents import document_places
 from attnlab.mixers.mixer import Mixer, TwoSided
@@ -73,9 +73,9 @@ class SideBySide(Mixer):
 class Backwards(TwoSided):
     """Mixers that read every document from its end: `y = reversed(sum_i f_i(reversed(x)))`.
 
-    Beside a causal mixer, as `SideBySide(mixers=(f, Backwards(mixers=(g,))), scales=(1, 1))`, it gives what sees both
-    ways; in every other layer the directions take turns. Positions count from the end of a document. Schuster and
-    Paliwal 1997, https://doi.org/10.1109/78.650093.
+    Beside a causal mixer, as `SideBySide(mixers=(f, Backwards(mixers=(g,))), scales=(1, 1))`, it makes one that sees
+    both ways; in every other layer it makes the directions alternate. Positions count from the end of a document.
+    Schuster and Paliwal 1997, https://doi.org/10.1109/78.650093.
 
     Args:
       dim: model width.
@@ -94,6 +94,6 @@ class Backwards(TwoSided):
         segments = None if ctx.segments is None else jnp.flip(ctx.segments, 1)
         positions = document_places(segments, *x.shape[:2])
         # Another key than that of a mixer beside it, which reads forwards.
-        ctx = dataclasses.replace(ctx.fold_in(4), positions=positions, segments=segments, grid=None)
+        ctx = dataclasses.replace(ctx.fold_in(BACKWARDS), positions=positions, segments=segments, grid=None)
         outputs = [mixer(jnp.flip(x, 1), ctx, None)[0] for mixer in self.mixers]
         return jnp.flip(jnp.sum(jnp.stack(outputs), axis=0), 1).astype(x.dtype), None

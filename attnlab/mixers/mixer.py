@@ -21,7 +21,7 @@ class Mixer(Module):
     A mixer is built as `Mixer(dim, *, ..., rngs)` and is final: variation goes through the parts it is given.
 
     Attributes:
-      convolves: of the class, whether it has a convolution of neighbours beside its method that no argument takes out.
+      convolves: of the class, whether it convolves neighbours besides its own method, and no argument turns that off.
     """
 
     convolves: ClassVar[bool] = False
@@ -45,14 +45,17 @@ class Mixer(Module):
 
     @property
     def divides_time(self) -> bool:
-        """Whether the tokens of a row may lie on several devices: none then gathers more than keys and values."""
+        """Whether the tokens of a row may lie on several devices.
+
+        In that case no device gathers more than keys and values.
+        """
         return False
 
     @abc.abstractmethod
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> State:
         """Returns the state before the first token, able to hold `length` tokens, activations of type `dtype`.
 
-        What of it has no axis depends on the number of tokens alone.
+        Scalars in it depend only on how many tokens have been read.
         """
 
 

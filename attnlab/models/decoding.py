@@ -1,8 +1,8 @@
-"""Other ways to continue a text than freely and alone: many prompts, beams, contrastive, with a draft, constrained.
+"""Ways to continue a text besides drawing one freely: many prompts, beams, contrastive, with a draft, constrained.
 
 Every function reads a prompt once and keeps the states of the mixers. Continuations that go on side by side are a
-leading axis (`jax.vmap`). What of a state has no axis counts tokens: where all have read equally many it is one number
-for all, so that what a mixer does once in many tokens is done then, and not at every token for some of the streams.
+leading axis (`jax.vmap`). Scalars of a state count tokens: where all streams have read equally many, one number
+serves all, so that what a mixer does once in many tokens is done then, and not at every token for some of the streams.
 """
 
 import functools
@@ -201,8 +201,8 @@ def speculate(
     The draft draws `ahead` tokens; the model reads them at once, and takes those before the first that it rejects, and
     one of its own (`accepted`). Of a piece of n tokens n - 1 are the draft's. Leviathan et al. 2023,
     https://arxiv.org/abs/2211.17192. Raises `UserError` for models that cannot generate, or of other vocabularies, and
-    for a model whose tokens would not be drawn as one by one: with experts that lack room for all tokens of a piece, or
-    linear maps that round the inputs of all of them by one scale.
+    for a model that would not draw these tokens as it does one by one: with experts that lack room for all tokens of a
+    piece, or linear maps that round the inputs of all of them by one scale.
     """
     _check_apart(model)
     target, small = Reader(model, jit), Reader(draft, jit)

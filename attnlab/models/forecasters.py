@@ -27,7 +27,7 @@ from attnlab.models.two_rates import TwoRates
 from attnlab.module import Module
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.parameter import param
-from attnlab.nn.windows import NO_COVARIATES, Covariates, MovingAverage, WindowGain, WindowNorm, level_and_scale
+from attnlab.nn.series_windows import NO_COVARIATES, Covariates, Trend, WindowGain, WindowNorm, level_and_scale
 from attnlab.typing import DropoutKey, Embedded, Features, State
 
 Vectors = Float[Array, 'b v d']
@@ -205,7 +205,7 @@ class LinearForecaster(WindowModel):
         covariates: Covariates = NO_COVARIATES,
         window_norm: WindowNorm | None = None,
         window_gain: Callable[..., WindowGain] | None = None,
-        decomposition: MovingAverage | None = None,
+        decomposition: Trend | None = None,
         head: Callable[..., Head] = AffineHead,
         dtype: DTypeLike,
         rngs: nnx.Rngs,

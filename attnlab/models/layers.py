@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
-from flax import nnx
-
 from attnlab.blocks.block import PreNorm
 from attnlab.blocks.residual import Streams
 from attnlab.context import Context
 from attnlab.mixers.mixer import Mixer
 from attnlab.models.predictor import Stacked, one_stack
 from attnlab.models.stack import Stack
+from attnlab.module import modules_of
 from attnlab.typing import Features, Tokens
 
 
@@ -21,7 +20,7 @@ def layers(model: Any) -> Iterator[tuple[int, PreNorm | Mixer]]:
 
 def stacks(model: Any) -> list[Stack]:
     """Every stack that a model has anywhere: one, several as in a `Pyramid`, or none."""
-    return [module for _, module in nnx.iter_modules(model) if isinstance(module, Stack)]
+    return modules_of(model, Stack)
 
 
 def entered(model: Stacked, inputs: Tokens | Features, ctx: Context) -> tuple[Streams, Context]:

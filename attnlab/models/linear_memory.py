@@ -1,4 +1,4 @@
-"""A linear system and a linear read of it: what it remembers is all there is."""
+"""A linear system and a linear read of its states, and nothing else."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,7 +11,7 @@ from jaxtyping import Float, Int, Shaped
 from attnlab.blocks.block import Stage
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.functional.recurrences import state_dtype
+from attnlab.functional.precision import wide_dtype
 from attnlab.models.heads.regression import RegressionHead
 from attnlab.module import Module
 from attnlab.nn.systems import System
@@ -63,7 +63,7 @@ class LinearMemory(Module):
         del state
         if inputs.shape[2] != 1:
             raise UserError(f'signals of the task have {inputs.shape[2]} channels; a LinearMemory reads one')
-        wide = inputs.astype(state_dtype(self.dtype))
+        wide = inputs.astype(wide_dtype(self.dtype))
         return self.system(jnp.repeat(wide, self.dim, axis=2), ctx.segments)[0].astype(self.dtype), None
 
     def pooled(self, inputs: Features, ctx: Context) -> Float[Array, 'b d']:

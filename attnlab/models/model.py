@@ -102,9 +102,9 @@ class Model(Module):
         return x + self.positions.encode(self.layout(ctx).positions, self.dim).astype(x.dtype)
 
     def layout(self, ctx: Context) -> Context:
-        """Positions, segments and grid of what the blocks read, as the inputs make them of `ctx`; made twice the same.
+        """Positions, segments and grid of what the blocks read, as the inputs derive them from `ctx`.
 
-        It runs no blocks of a model whose inputs tell them something: that is `context`.
+        The layout of a layout is the same. Blocks that inputs tell something are run with `context` instead.
         """
         return self.embedding.context(ctx)
 

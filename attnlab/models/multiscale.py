@@ -22,7 +22,7 @@ from attnlab.module import Module
 from attnlab.nn.adapters import LowRankChanges
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.projections import Linear
-from attnlab.nn.windows import NO_COVARIATES, Covariates, WindowGain, WindowNorm
+from attnlab.nn.series_windows import NO_COVARIATES, Covariates, WindowGain, WindowNorm
 from attnlab.typing import Features
 
 

@@ -98,7 +98,7 @@ class Resolution(Module):
         if here.shape[0] != math.prod(grid):
             raise UserError(
                 f'positions of a resolution are for {here.shape[0]} places; its grid is {grid}: give it that as '
-                'positions.grid, or take a model that is trained to images of this size by Model.resize'
+                'positions.grid, or adapt a trained model to images of this size by Model.resize'
             )
         return x + jnp.broadcast_to(here.astype(x.dtype), x.shape)
 

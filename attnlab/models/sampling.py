@@ -33,11 +33,11 @@ def generate(
 ) -> Iterator[int]:
     """Yields `steps` tokens that continue `prompt` (int `t`, not empty), each sampled when it is requested.
 
-    The prompt is read in one pass; each token then costs one step of every mixer. Before the first there are as many
-    `thoughts`, mixtures of what might be said (`attnlab.models.thoughts`), which are read and not said.
+    The prompt is read in one pass; each token then costs one step of every mixer. Before the first there are
+    `thoughts` mixtures of what might come next (`attnlab.models.thoughts`), which are read but not yielded.
     Temperature 0 takes the most likely token; `Sampling` says what the others restrict. The tokens are a pure function
     of the arguments. `jit` compiles the steps; use that of a run's `Setup`, which knows its precision and its mesh.
-    Raises `UserError` for a model that cannot generate, and for fewer thoughts than none.
+    Raises `UserError` for a model that cannot generate, and for a negative number of thoughts.
     """
     if thoughts < 0:
         raise UserError(f'thoughts is {thoughts}; it must be at least 0')

@@ -89,20 +89,20 @@ class Stack(Module):
             _connect(block, self.residual, jnp.asarray([firsts[layer] for layer in each]), some)
 
     def copies(self, repeats: int) -> int:
-        """How many blocks are made for one of the pattern that is repeated so often."""
+        """How many copies of a block of the pattern are made where it is repeated so often."""
         return repeats
 
     def settle(self) -> None:
-        """Called once blocks and residual are made, before connections are; nothing here.
+        """Called after the blocks and the residual are made, before their connections are; does nothing here.
 
-        A subclass changes what parameters of blocks start with, or refuses what it was made of.
+        A subclass may change what parameters of blocks start with, or refuse what it is made of.
         """
 
     def level(self, variable: nnx.Param) -> None:
-        """Has all layers begin with one value of a parameter of a block, where only a few are stored; not here."""
+        """Makes all layers start with one value of a parameter, where only a few are stored; does nothing here."""
 
     def check_own(self) -> None:
-        """Raises `UserError` where layers have no parameters of their own, so that none is changed alone; not here."""
+        """Raises `UserError` where layers share parameters, so that none can be changed alone; does nothing here."""
 
     def stacked(self) -> list[tuple[Any, nnx.State]]:
         """The blocks of the pattern, each its definition and its variables, stacked over its repeats."""
@@ -131,7 +131,7 @@ class Stack(Module):
 
     @property
     def parts(self) -> list['Stack']:
-        """Itself: the stacks of which it is made; a `Pyramid` has several."""
+        """The stacks of which it is made, here itself alone; a `Pyramid` has several."""
         return [self]
 
     def stacks(self, ctx: Context) -> list[tuple['Stack', Context]]:
@@ -164,7 +164,7 @@ class Stack(Module):
         return place, repeat
 
     def pattern(self) -> list[tuple[PreNorm | Mixer, range]]:
-        """The blocks of the pattern as they are stored, each with the layers that it is."""
+        """The blocks of the pattern as they are stored, each with the indices of its layers."""
         return list(zip(self.blocks, _layers_of_pattern(self.depth, len(self.blocks)), strict=True))
 
     def take_apart(self) -> None:
@@ -357,8 +357,7 @@ def _connect(block: PreNorm | Mixer, residual: Residual, firsts: Int[Array, 'l']
         return
     if not isinstance(block, Block):
         raise UserError(
-            f'{type(block).__name__} wires its own residual branches; use residual=Plain, '
-            f'not with {type(residual).__name__}'
+            f'{type(block).__name__} wires its own residual branches; use residual=Plain, not {type(residual).__name__}'
         )
 
     def connections(key: Array, first: Array) -> nnx.List:

@@ -11,8 +11,8 @@ from jax import Array
 from jaxtyping import Float
 
 from attnlab.errors import UserError, nearest
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed
-from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
 from attnlab.nn.parameter import param, starting_at
 
@@ -47,13 +47,13 @@ def normal_below(x: Float[Array, '*b']) -> Float[Array, '*b']:
 @normal_below.defjvp
 def _normal_density(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     (x,), (dx,) = primals, tangents
-    wide = x.astype(state_dtype(x.dtype))
+    wide = x.astype(wide_dtype(x.dtype))
     density = jnp.exp(-jnp.square(wide) / 2) / math.sqrt(2 * math.pi)
     return normal_below(x), density.astype(x.dtype) * dx
 
 
 def gelu_exact(x: Float[Array, '*b']) -> Float[Array, '*b']:
-    """`x P(X <= x)` of a standard normal X, of which `gelu` is the tanh approximation.
+    """`x P(X <= x)` for a standard normal X; `gelu` is its tanh approximation.
 
     Hendrycks and Gimpel 2016, https://arxiv.org/abs/1606.08415.
     """
@@ -196,14 +196,14 @@ LEARNED: dict[str, Callable[..., Module]] = {
 
 
 def activation(name: str | Activation) -> Activation:
-    """Returns the nonlinearity called `name`, or what is one already (`attnlab.nn.core_units`).
+    """Returns the nonlinearity called `name`; one that is given itself (`attnlab.nn.core_units`) is returned as it is.
 
     Raises `UserError` naming the closest one for an unknown name.
     """
     if not isinstance(name, str):
         return name
     if name in LEARNED:
-        raise UserError(f'activation {name!r} has parameters, which this part has no place for; MLPs take it')
+        raise UserError(f'activation {name!r} has parameters, and this part cannot hold any; channel mixers can')
     if name not in ACTIVATIONS:
         raise UserError(f'there is no activation {name!r}{nearest(name, ACTIVATIONS)}')
     return recomputed(ACTIVATIONS[name])

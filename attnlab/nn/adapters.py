@@ -5,7 +5,7 @@ from jax import Array
 from jaxtyping import Float
 
 from attnlab.errors import UserError
-from attnlab.module import Module
+from attnlab.module import Module, modules_of
 from attnlab.nn.projections import Linear
 
 
@@ -42,11 +42,19 @@ class LowRankChanges(Module):
         self.changes = nnx.List([LowRankChange(*shape, rank=rank, rngs=rngs) for shape in shapes])
 
     def add(self, module: nnx.Module) -> None:
-        """Adds the changes to the matrices of a module, which is of no further use without them."""
+        """Adds the changes to the matrices of a module, in place; its own matrices are lost.
+
+        Raises `UserError` for a map whose weight is stored in few bits.
+        """
         for change, linear in zip(self.changes, linear_maps(module), strict=True):
+            if not hasattr(linear, 'weight'):
+                raise UserError(
+                    f'a linear map of {type(module).__name__} is a {type(linear).__name__}, to whose stored weight '
+                    'low-rank changes cannot be added; of this model only inputs can have few bits'
+                )
             linear.weight[...] = linear.weight[...] + change()
 
 
 def linear_maps(module: nnx.Module) -> list[Linear]:
     """The linear maps within a module."""
-    return [found for _, found in nnx.iter_modules(module) if isinstance(found, Linear)]
+    return modules_of(module, Linear)

@@ -1,4 +1,4 @@
-"""Convolutions of images, volumes and rows, channels last."""
+"""Convolutions of images, volumes, rows and their documents, channels last."""
 
 import itertools
 
@@ -9,20 +9,22 @@ from jax import Array
 from jaxtyping import Float
 
 from attnlab.errors import UserError
+from attnlab.functional.documents import local_sum
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed_method
-from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
 from attnlab.nn.initialization import Gaussian, Scaled
 from attnlab.nn.norms import LayerNorm
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear, fan_in_normal
+from attnlab.typing import Segments, Sequence
 
 Image = Float[Array, 'b height width channels']
-Placed = Float[Array, 'b y x d']
+TokenGrid = Float[Array, 'b y x d']
 
 
 class PatchMap(Module):
-    """A learned linear map of patches that do not overlap: a convolution of `patch` x `patch` pixels in steps of that.
+    """A learned linear map of patches that do not overlap: a convolution of `patch` x `patch` pixels with that stride.
 
     Rows and columns beyond the last whole patch are dropped. `start` is what the map starts from; `None`: attnlab's.
     Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929.
@@ -33,7 +35,7 @@ class PatchMap(Module):
         joined, axes = patch * patch * channels, (None, 'embed')
         self.linear = Linear(joined, dim, bias=True, initializer=initializer, axes=axes, rngs=rngs)
 
-    def __call__(self, image: Image) -> Placed:
+    def __call__(self, image: Image) -> TokenGrid:
         return self.linear(joined_blocks(image, self.patch))
 
 
@@ -47,7 +49,7 @@ class Conv(Module):
         self.taps = param(fan_in, taps, axes=(None, None, None, 'embed'), rngs=rngs)
         self.bias = param(nnx.initializers.zeros, (dim,), axes=('embed',), group='vector', rngs=rngs)
 
-    def __call__(self, image: Image) -> Placed:
+    def __call__(self, image: Image) -> TokenGrid:
         around = (self.taps.shape[0] // 2,) * 2
         y = jax.lax.conv_general_dilated(
             image,
@@ -99,7 +101,7 @@ class DepthwiseConv(Module):
     def _convolved(self, x: Float[Array, 'b *grid d']) -> Float[Array, 'b *grid d']:
         width, grid = self.taps.shape[0], x.shape[1:-1]
         # One rounding at the end, as in `ShortConv`.
-        wide = x.astype(state_dtype(x.dtype))
+        wide = x.astype(wide_dtype(x.dtype))
         taps = self.taps[...].astype(wide.dtype)
         taps = taps if self.shared == 1 else jnp.repeat(taps, self.shared, axis=-1)
         around = jnp.pad(wide, ((0, 0), *((width // 2,) * 2 for _ in grid), (0, 0)))
@@ -109,6 +111,37 @@ class DepthwiseConv(Module):
             y = y + around[(slice(None), *part)] * jnp.broadcast_to(taps[offset], wide.shape)
         if self.bias is not None:
             y = y + jnp.broadcast_to(self.bias[...].astype(y.dtype), y.shape)
+        return y.astype(x.dtype)
+
+
+class CentredConv(Module):
+    """A depthwise convolution, `y_t = c + sum_i a_i x_{t - w // 2 + i}`, `0 <= i < w`, within the document.
+
+    `width` is `w`; there are `kernels` kernels, each for as many neighbouring channels, `None`: one a channel. Taps
+    start uniform with variance `1 / (3 width)`, as those of PyTorch's Conv1d; sums are in float32 or better.
+
+    Raises `UserError` for an even width, and unless `kernels` divides `dim`.
+    """
+
+    def __init__(self, dim: int, *, width: int = 3, kernels: int | None = None, bias: bool = False, rngs: nnx.Rngs):
+        kernels = dim if kernels is None else kernels
+        if width < 1 or width % 2 == 0:
+            raise UserError(f'the width of CentredConv is {width}; it must be odd')
+        if kernels < 1 or dim % kernels:
+            raise UserError(f'kernels of CentredConv is {kernels}; it must divide dim, which is {dim}')
+        self.shared = dim // kernels
+        start = nnx.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
+        self.taps = param(start, (width, kernels), axes=(None, 'heads'), group='vector', rngs=rngs)
+        zeros = nnx.initializers.zeros
+        self.bias = param(zeros, (dim,), axes=('heads',), group='vector', rngs=rngs) if bias else None
+
+    @recomputed_method
+    def __call__(self, x: Sequence, segments: Segments | None) -> Sequence:
+        wide = wide_dtype(x.dtype)
+        taps = jnp.repeat(self.taps[...].astype(wide), self.shared, axis=1)
+        y = local_sum(x.astype(wide), taps[:, None, None], segments)
+        if self.bias is not None:
+            y = y + jnp.broadcast_to(self.bias[...].astype(wide), y.shape)
         return y.astype(x.dtype)
 
 
@@ -137,7 +170,7 @@ class DilatedConv(Module):
     @recomputed_method
     def _convolved(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t d']:
         width, steps = self.taps.shape[0], x.shape[1]
-        wide = x.astype(state_dtype(x.dtype))
+        wide = x.astype(wide_dtype(x.dtype))
         taps = self.taps[...].astype(wide.dtype)
         reach = self.dilation * (width - 1)
         padded = jnp.pad(wide, ((0, 0), (self.before, reach - self.before), (0, 0)))
@@ -155,7 +188,7 @@ class NormedPatchMap(Module):
         self.map = PatchMap(channels, dim, patch=patch, start=start, rngs=rngs)
         self.norm = LayerNorm(dim, rngs=rngs)
 
-    def __call__(self, image: Image) -> Placed:
+    def __call__(self, image: Image) -> TokenGrid:
         return self.norm(self.map(image))
 
 
@@ -172,12 +205,12 @@ class PatchMerging(Module):
         self.norm = LayerNorm(joined, rngs=rngs)
         self.linear = Linear(joined, dim, initializer=initializer, axes=(None, 'embed'), rngs=rngs)
 
-    def __call__(self, image: Image) -> Placed:
+    def __call__(self, image: Image) -> TokenGrid:
         around = [(0, 0), *((0, -size % self.patch) for size in image.shape[1:3]), (0, 0)]
         return self.linear(self.norm(joined_blocks(jnp.pad(image, around), self.patch)))
 
 
-def joined_blocks(image: Image, side: int) -> Placed:
+def joined_blocks(image: Image, side: int) -> TokenGrid:
     """Returns the channels of every `side` x `side` tokens in a row; what is beyond whole blocks is dropped."""
     b, height, width, channels = image.shape
     y, x = height // side, width // side

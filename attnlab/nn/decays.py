@@ -10,12 +10,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from attnlab.errors import UserError
-from attnlab.functional.discretize import inverse_softplus, log_uniform
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed, recomputed_method
-from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
-from attnlab.nn.heads import head_channels
-from attnlab.nn.parameter import param
+from attnlab.nn.heads import by_head, head_channels
+from attnlab.nn.parameter import inverse_softplus, log_uniform, param
 from attnlab.nn.positions import Alibi
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
@@ -32,7 +31,7 @@ class RetentionDecay(Module):
         self.heads = heads
 
     def __call__(self, x: Sequence) -> Float[Array, 'h']:
-        return jnp.log1p(-jnp.exp2(-5.0 - jnp.arange(self.heads, dtype=state_dtype(x.dtype))))
+        return jnp.log1p(-jnp.exp2(-5.0 - jnp.arange(self.heads, dtype=wide_dtype(x.dtype))))
 
 
 class SlopeDecay(Module):
@@ -49,7 +48,7 @@ class SlopeDecay(Module):
         self.heads, self.depth = heads, depth
 
     def __call__(self, x: Sequence) -> Float[Array, 'h']:
-        return -jnp.asarray(Alibi().slopes(self.heads) * (1 - self.depth + 1e-5), state_dtype(x.dtype))
+        return -jnp.asarray(Alibi().slopes(self.heads) * (1 - self.depth + 1e-5), wide_dtype(x.dtype))
 
 
 class LowRankDecay(Module):
@@ -70,14 +69,14 @@ class LowRankDecay(Module):
         self.up = Linear(rank, heads * key_dim, bias=True, axes=(None, 'heads'), rngs=rngs)
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t h k']:
-        return fading(self.up(self.down(x)), self.temperature).reshape(*x.shape[:2], self.heads, -1)
+        return by_head(fading(self.up(self.down(x)), self.temperature), self.heads)
 
 
 class ChannelDecay(Module):
     """A decay for every key channel, or every slot, `logsigmoid(x W) / temperature`, in float32 or better.
 
-    The decay of gated slot attention: Zhang et al. 2024, https://arxiv.org/abs/2409.07146. Raises `UserError` for a
-    temperature that is not positive.
+    The decay that `gsa` computes itself, as a part, for `gates.decay=` of `raven`: Zhang et al. 2024,
+    https://arxiv.org/abs/2409.07146. Raises `UserError` for a temperature that is not positive.
     """
 
     def __init__(self, dim: int, *, heads: int, key_dim: int, temperature: float = 8.0, rngs: nnx.Rngs):
@@ -87,12 +86,12 @@ class ChannelDecay(Module):
         self.linear = Linear(dim, heads * key_dim, rngs=rngs)
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t h k']:
-        return fading(self.linear(x), self.temperature).reshape(*x.shape[:2], self.heads, -1)
+        return by_head(fading(self.linear(x), self.temperature), self.heads)
 
 
 def fading(logits: Float[Array, '*b f'], temperature: float) -> Float[Array, '*b f']:
     """Decays `log sigmoid(logits) / temperature`, in float32 or better."""
-    return recomputed(lambda z: jax.nn.log_sigmoid(z.astype(state_dtype(z.dtype))) / temperature)(logits)
+    return recomputed(lambda z: jax.nn.log_sigmoid(z.astype(wide_dtype(z.dtype))) / temperature)(logits)
 
 
 class StepSize(Module):
@@ -110,7 +109,7 @@ class StepSize(Module):
 
     @recomputed_method
     def __call__(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t d']:
-        wide = x.astype(state_dtype(x.dtype))
+        wide = x.astype(wide_dtype(x.dtype))
         return jax.nn.softplus(wide + jnp.broadcast_to(self.bias[...].astype(wide.dtype), x.shape))
 
 
@@ -125,7 +124,7 @@ class StepDecay(Module):
         del key_dim
         self.linear = Linear(dim, heads, rngs=rngs)
         self.step_size = StepSize(heads, rngs=rngs)
-        self.A_log = _log_rates(heads, 0.0, rngs)
+        self.A_log = log_rates(heads, 0.0, rngs)
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t h']:
         step = self.step_size(self.linear(x))
@@ -144,7 +143,7 @@ class LowRankStepDecay(Module):
         self.down = Linear(dim, key_dim, axes=('embed', None), rngs=rngs)
         self.up = Linear(key_dim, heads * key_dim, axes=(None, 'heads'), rngs=rngs)
         self.step_size = StepSize(heads * key_dim, rngs=rngs)
-        self.A_log = _log_rates(heads, 1.0, rngs)
+        self.A_log = log_rates(heads, 1.0, rngs)
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t h k']:
         return self._fading(self.up(self.down(x)))
@@ -156,13 +155,19 @@ class LowRankStepDecay(Module):
         return -rate[None, None, :, None] * step.reshape(*x.shape[:2], rate.shape[0], -1)
 
 
-def _log_rates(heads: int, low: float, rngs: nnx.Rngs) -> nnx.Param:
+def log_rates(heads: int, low: float, rngs: nnx.Rngs) -> nnx.Param:
     """The logarithms, finite, of numbers that start uniform in `[low, 16]`."""
 
-    def log_uniform_rate(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+    def log_of_uniform(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
         return jnp.log(jnp.maximum(jax.random.uniform(key, shape, dtype, low, 16.0), jnp.finfo(dtype).tiny))
 
-    return param(log_uniform_rate, (heads,), axes=('heads',), group='dynamics', rngs=rngs)
+    return param(log_of_uniform, (heads,), axes=('heads',), group='dynamics', rngs=rngs)
+
+
+def log_states(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+    """The logarithms of 1 to `n` in every channel, the real part of S4D."""
+    del key
+    return jnp.broadcast_to(jnp.log(jnp.arange(1, shape[1] + 1, dtype=dtype))[None], tuple(shape))
 
 
 class ForgetGate(Module):
@@ -175,7 +180,7 @@ class ForgetGate(Module):
         self.linear = Linear(dim, heads, bias=True, rngs=rngs)
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t h']:
-        return jax.nn.log_sigmoid(self.linear(x).astype(state_dtype(x.dtype)))
+        return jax.nn.log_sigmoid(self.linear(x).astype(wide_dtype(x.dtype)))
 
 
 class ScaledForgetGate(ForgetGate):

@@ -11,6 +11,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from attnlab.errors import UserError
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.rotary import check_share, rotary_angles, rotate, rotate_by_angles
 from attnlab.signature import checked_fields
 from attnlab.typing import Positions
@@ -33,7 +34,7 @@ class DecoupledRope:
         Raises `UserError` for a ratio that is not positive.
         """
         if self.ratio <= 0:
-            raise UserError(f'ratio is {self.ratio}; it says how many channels come to those of a head: above 0')
+            raise UserError(f'ratio is {self.ratio}; it must be above 0: additional channels per channel of a head')
         return channels, max(2, 2 * round(self.ratio * channels / 2))
 
     def keys(self, heads: int) -> int:
@@ -87,7 +88,7 @@ class EliteRope:
         """Returns the numbers of unrotated and rotated channels of a query or key, which add up to those of the head.
 
         Raises `UserError` unless all heads rotate the same number of pairs, distinct and within range, and for a
-        fraction that is none, or above all.
+        fraction that is not above 0 and at most 1.
         """
         if channels % 2:
             raise UserError(f'a head of {channels} channels cannot be rotated in pairs; it must have an even number')
@@ -124,6 +125,6 @@ class EliteRope:
 
         The first channels of all pairs come first, then the second ones, in the order of `chunks`.
         """
-        wide = np.promote_types(x.dtype, np.float32)
+        wide = wide_dtype(x.dtype)
         angles = rotary_angles(positions, channels, self.base, wide)
         return rotate_by_angles(x, angles[:, :, self.table(x.shape[2], channels)])

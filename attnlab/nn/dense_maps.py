@@ -1,4 +1,4 @@
-"""Weight maps that need full rows of scores, since they sample or have a learned parameter.
+"""Weight maps that need full rows of scores: they sample, have a learned parameter, or depend on the order of the keys.
 
 All are made as `map(heads=, rngs=)` and map `ScoreRows` to weights; see `attnlab.functional.dense`.
 """
@@ -138,6 +138,8 @@ class StickBreaking(Module):
     A row sums to one less `prod_(l < i) (1 - sigmoid(s_il))`. Products are sums of logarithms. It has an order, and so
     needs all keys of a causal row: no window. Tan et al. 2024, https://arxiv.org/abs/2410.17980.
     """
+
+    ordered = True
 
     def __init__(self, *, heads: int, rngs: nnx.Rngs):
         del heads, rngs

@@ -15,6 +15,7 @@ from attnlab.context import PADDING
 from attnlab.errors import UserError
 from attnlab.functional import experts
 from attnlab.functional.penalty import penalised
+from attnlab.functional.precision import wide_dtype
 from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.core_units import CoreUnit
@@ -245,9 +246,10 @@ class MixtureOfExperts(Module):
     that fell on e, and of `z_loss (log sum exp(scores))^2`, both as means over tokens that are no padding.
     With a `capacity` an expert takes `ceil(capacity k n / E)` of the n tokens of a batch, first choices first and then
     in their order; what has no room adds nothing, and is counted by `routing`. Then tokens depend on others of
-    their batch, and rows cannot be told apart. Nothing of a choice is kept between calls: in streaming the n tokens are
-    those of a step, so that one token of one row always has room, and decoding is that of a model without a capacity,
-    after a prompt that is read with one.
+    their batch, and rows cannot be told apart. Shares and room are those of a part where a step takes its batch in
+    parts (`config.accumulate`). Nothing of a choice is kept between calls: in streaming the n tokens are those of a
+    step, so that one token of one row always has room, and decoding is that of a model without a capacity, after a
+    prompt that is read with one.
     Fedus, Zoph and Shazeer 2022, https://arxiv.org/abs/2101.03961; Zoph et al. 2022, https://arxiv.org/abs/2202.08906.
 
     Args:
@@ -264,6 +266,8 @@ class MixtureOfExperts(Module):
 
     Raises `UserError` for more active experts than there are, a capacity that is not positive, and negative weights.
     """
+
+    routes = True
 
     def __init__(
         self,
@@ -338,7 +342,7 @@ class MixtureOfExperts(Module):
     ) -> Routing:
         """Where the tokens go, and how many found no room; `key` as in a call, `real` those that are no padding."""
         self.check_width(x, self.router.shape[1])
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        wide = x.astype(wide_dtype(x.dtype))
         with jax.default_matmul_precision('highest'):
             weight = self.router[...].astype(wide.dtype)
             scores = self.gate.scores(wide, weight)

@@ -1,7 +1,7 @@
 """Fast weights: the losses that a linear memory is trained on while it reads, and how gradients change it.
 
 A memory `W` maps keys to what they stand for, `z = W^T k`. Gradients of a mini-batch of tokens are all taken at the
-weights before it. The sum of gradients, or what else of them is carried along, is called the memory's momentum.
+weights before it. What is carried along of the gradients, such as their sum, is called the memory's momentum.
 """
 
 import abc
@@ -13,7 +13,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from attnlab.functional.recurrences import state_dtype
+from attnlab.functional.precision import wide_dtype
 from attnlab.module import Module
 from attnlab.nn.initialization import logit
 from attnlab.nn.norms import GroupNorm
@@ -51,7 +51,7 @@ class Plan(NamedTuple):
 
 
 class InnerLoss(Module):
-    """What the memory is trained on, made as `loss(channels, heads=, rngs=)`, and what its output is read as."""
+    """The loss that the memory is trained on, and how its output is read; made as `loss(channels, heads=, rngs=)`."""
 
     @abc.abstractmethod
     def __call__(self, z: Heads, k: Keys, v: Values) -> Float[Array, 'b t h']:
@@ -135,7 +135,7 @@ class AverageDescent(Descent):
         self.offsets = param(nnx.initializers.zeros, (chunk,), axes=(None,), group='dynamics', rngs=rngs)
 
     def rates(self, x: Sequence, place: Int[Array, 'b t']) -> AverageRates:
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         step = self.rate * jax.nn.sigmoid(self.step(x).astype(wide))
         offsets = self.offsets[...].astype(wide)
         factors = jnp.maximum(1 / jnp.arange(1, len(offsets) + 1, dtype=wide) + offsets, 0)
@@ -189,7 +189,7 @@ class MomentumDescent(Descent):
         )
 
     def rates(self, x: Sequence, place: Int[Array, 'b t']) -> MomentumRates:
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         momentum, forget = (
             linear(x).astype(wide) + bias[...].astype(wide)[None, None]
             for linear, bias in ((self.momentum, self.momentum_bias), (self.forget, self.forget_bias))

@@ -1,4 +1,4 @@
-"""Feature maps `f` that approximate `exp(q . k) ~ f(q) . f(k)`, or normalise queries and keys.
+"""Feature maps `f`, whose products `f(q) . f(k)` are the weights of linear attention.
 
 A mixer makes its map as `feature_map(key_dim, heads=heads, rngs=rngs)` and calls its `features`: a map may be learned,
 random, or depend on positions, and may differ for queries and keys.
@@ -19,8 +19,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from attnlab.functional.lookup import taken
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed, recomputed_method
-from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
 from attnlab.nn.parameter import Drawn, buffer, param
 from attnlab.signature import checked_fields
@@ -82,12 +82,12 @@ class UnitNorm(FixedMap):
     eps: float = 1e-6
 
     def apply(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h k']:
-        wide = x.astype(state_dtype(x.dtype))
+        wide = x.astype(wide_dtype(x.dtype))
         return (wide * jax.lax.rsqrt(jnp.sum(jnp.square(wide), axis=-1, keepdims=True) + self.eps)).astype(x.dtype)
 
     def wide(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h k']:
         """Returns them in float32 or better."""
-        return recomputed(lambda x: self.apply(x.astype(state_dtype(x.dtype))))(x)
+        return recomputed(lambda x: self.apply(x.astype(wide_dtype(x.dtype))))(x)
 
 
 class CorrectedUnitNorm(Module):
@@ -109,7 +109,7 @@ class CorrectedUnitNorm(Module):
 
     @recomputed_method
     def _corrected(self, q: Queries, k: Keys) -> Float[Array, 'b t h k']:
-        wide = state_dtype(q.dtype)
+        wide = wide_dtype(q.dtype)
         part = self.part[...].astype(wide)[None, None, :, None]
         return self.unit.apply(q.astype(wide) - part * k.astype(wide)).astype(q.dtype)
 
@@ -125,7 +125,7 @@ class SumNorm(FixedMap):
     of: FixedMap = EluPlusOne()
 
     def apply(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
-        wide = self.of.apply(x.astype(state_dtype(x.dtype)))
+        wide = self.of.apply(x.astype(wide_dtype(x.dtype)))
         return (wide / jnp.sum(wide, axis=-1, keepdims=True)).astype(x.dtype)
 
 
@@ -197,7 +197,7 @@ class JointHedgehog(Module):
 
 @recomputed
 def _joint_softmax(mapped: Float[Array, 'b t h k'], bias: Float[Array, ' k']) -> Float[Array, 'b t h m']:
-    wide = 2 * (mapped.astype(state_dtype(mapped.dtype)) + jnp.broadcast_to(bias, mapped.shape))
+    wide = 2 * (mapped.astype(wide_dtype(mapped.dtype)) + jnp.broadcast_to(bias, mapped.shape))
     return jax.nn.softmax(jnp.concatenate([wide, -wide], axis=-1)).astype(mapped.dtype)
 
 
@@ -224,14 +224,14 @@ class SignedExponentials(Module):
 
 @recomputed
 def _bounded_exponentials(mapped: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
-    wide = mapped.astype(state_dtype(mapped.dtype))
+    wide = mapped.astype(wide_dtype(mapped.dtype))
     largest = jnp.max(jnp.abs(wide), axis=-1, keepdims=True)
     return jnp.concatenate([jnp.exp(wide - largest), jnp.exp(-wide - largest)], axis=-1).astype(mapped.dtype)
 
 
 @recomputed
 def _exponentials(mapped: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
-    wide = mapped.astype(state_dtype(mapped.dtype))
+    wide = mapped.astype(wide_dtype(mapped.dtype))
     return jnp.concatenate([jnp.exp(wide), jnp.exp(-wide)], axis=-1).astype(mapped.dtype)
 
 
@@ -250,7 +250,7 @@ def _both_signs(x: Float[Array, 'b t h k'], weight: nnx.Param, bias: nnx.Param |
 
 @recomputed
 def _softmaxes(mapped: Float[Array, 'b t h k'], bias: Float[Array, 'h k'] | None) -> Float[Array, 'b t h m']:
-    wide = mapped.astype(state_dtype(mapped.dtype))
+    wide = mapped.astype(wide_dtype(mapped.dtype))
     if bias is not None:
         wide = wide + bias.astype(wide.dtype)[None, None]
     features = jnp.concatenate([jax.nn.softmax(wide), jax.nn.softmax(-wide)], axis=-1)
@@ -279,14 +279,14 @@ class NormAware(FixedMap):
         return recomputed(self._of_queries)(q), recomputed(self.apply)(k)
 
     def _of_queries(self, q: Queries) -> Float[Array, 'b t h m']:
-        wide = q.astype(state_dtype(q.dtype))
+        wide = q.astype(wide_dtype(q.dtype))
         norm = jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(wide), axis=-1, keepdims=True), self.eps**2))
         power = self.power * (0.5 + jnp.tanh(norm))
         return _powers(wide / norm, power).astype(q.dtype)
 
     def apply(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
         """Returns the features of keys."""
-        wide = x.astype(state_dtype(x.dtype))
+        wide = x.astype(wide_dtype(x.dtype))
         return _powers(wide, jnp.full((1,) * 4, self.power, wide.dtype)).astype(x.dtype)
 
 
@@ -316,7 +316,7 @@ class CosFormer(FixedMap):
         self, q: Queries, k: Keys, positions: Positions
     ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
         """Returns the features of queries and of keys, by their positions from 1 on."""
-        angle = (positions + 1).astype(state_dtype(q.dtype))[..., None, None] * (math.pi / 2 / self.span)
+        angle = (positions + 1).astype(wide_dtype(q.dtype))[..., None, None] * (math.pi / 2 / self.span)
         # Keys stay finite: those of one document share a memory with the next.
         near = (positions < self.span)[..., None, None]
         return _weighted_by(q, jnp.where(near, angle, jnp.nan)), _weighted_by(k, angle)
@@ -347,7 +347,7 @@ class Taylor(FixedMap):
     """
 
     def apply(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
-        scaled = x.astype(state_dtype(x.dtype)) * x.shape[-1] ** -0.25
+        scaled = x.astype(wide_dtype(x.dtype)) * x.shape[-1] ** -0.25
         features = [jnp.ones_like(scaled[..., :1]), scaled, pairs(scaled) / math.sqrt(2)]
         return jnp.concatenate(features, axis=-1).astype(x.dtype)
 
@@ -453,7 +453,7 @@ def _normed_pairs(
     eps: float,
 ) -> Float[Array, 'b t h m']:
     """`pairs` of `LayerNorm(x) * scale + bias`, the norm over `axes`, over the root of the channels."""
-    wide = x.astype(state_dtype(x.dtype))
+    wide = x.astype(wide_dtype(x.dtype))
     centred = wide - jnp.mean(wide, axis=axes, keepdims=True)
     inverse = jax.lax.rsqrt(jnp.mean(jnp.square(centred), axis=axes, keepdims=True) + eps)
     gain, shift = (a.astype(wide.dtype)[None, None] for a in (scale, bias))
@@ -514,7 +514,7 @@ class PositiveRandomFeatures(Module):
 
 
 def _scaled(x: Float[Array, 'b t h k']) -> Float[Array, 'b t h k']:
-    return x.astype(state_dtype(x.dtype)) * x.shape[-1] ** -0.25
+    return x.astype(wide_dtype(x.dtype)) * x.shape[-1] ** -0.25
 
 
 def _half_square(x: Float[Array, 'b t h k']) -> Float[Array, 'b t h 1']:

@@ -1,4 +1,4 @@
-"""Gates of the output of a mixer, and of the input and state of a recurrence."""
+"""Gates of the output of a mixer, of the input and state of a recurrence, and of memories and slots."""
 
 import math
 from collections.abc import Callable
@@ -13,16 +13,15 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from attnlab.errors import UserError
-from attnlab.functional.discretize import inverse_softplus
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import gated, recomputed, recomputed_method
-from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.decays import StepDecay
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.initialization import logit
-from attnlab.nn.parameter import param
-from attnlab.nn.projections import Linear
+from attnlab.nn.parameter import inverse_softplus, param
+from attnlab.nn.projections import BlockDiagonal, Linear, default_rank
 from attnlab.typing import DropoutKey, Heads, Keys, Sequence, Values
 
 
@@ -60,7 +59,7 @@ class LowRankGate(Module):
     ):
         activation_called(activation)
         self.activation = activation
-        rank = -(-dim // 16) if rank is None else rank
+        rank = default_rank(dim, rank)
         self.down = Linear(dim, rank, axes=('embed', None), rngs=rngs)
         self.up = Linear(rank, features, bias=bias, axes=(None, 'heads'), rngs=rngs)
 
@@ -159,7 +158,7 @@ class Moment(NamedTuple):
 
     Attributes:
       log_decay: of the moment, natural logarithm, at most 0.
-      strength: of what the square of the key adds to it.
+      strength: how much the square of the key adds to it.
       level: a logarithm, one a head.
     """
 
@@ -217,7 +216,7 @@ class WriteStrength(Module):
         self.linear = Linear(dim, heads, bias=bias, rngs=rngs)
 
     def __call__(self, x: Sequence, k: Keys, v: Values, log_decay: Array | None) -> tuple[Keys, Values, Terms]:
-        strength = self.scale * jax.nn.sigmoid(self.linear(x).astype(state_dtype(x.dtype)))
+        strength = self.scale * jax.nn.sigmoid(self.linear(x).astype(wide_dtype(x.dtype)))
         if self.scale > 1 and k.dtype.itemsize == 2:
             strength *= _less_rounding(jnp.ones((1, 1, 1), strength.dtype), k, k)
         return k, v, Terms(log_decay, strength)
@@ -245,7 +244,7 @@ class ChannelStrengths(Module):
 
     def _erased(self, x: Sequence, k: Keys) -> Float[Array, 'b t h']:
         """`k.e` of keys of length one, before it is rounded."""
-        wide = state_dtype(k.dtype)
+        wide = wide_dtype(k.dtype)
         squares = jnp.square(k.astype(wide))
         opened = jax.nn.sigmoid(self.erase(x).reshape(k.shape).astype(wide))
         return self.scale * jnp.sum(opened * squares, axis=-1) / jnp.maximum(jnp.sum(squares, axis=-1), 0.5)
@@ -258,7 +257,7 @@ def _stable_scale(scale: float, gates: type) -> float:
 
 
 ROUNDED = 2.0**-7
-"""More than rounding to 16 bits makes of the squared length of a key of length one."""
+"""A bound above the error that rounding to 16 bits makes in the squared length of a key of length one."""
 
 
 def _less_rounding(wanted: Float[Array, '#b #t #h'], k: Keys, e: Keys) -> Float[Array, 'b t h']:
@@ -289,7 +288,7 @@ class PartialErase(Module):
 
     @recomputed_method
     def _erase(self, k: Keys) -> Keys:
-        part = jax.nn.sigmoid(self.part[...].astype(state_dtype(k.dtype)))
+        part = jax.nn.sigmoid(self.part[...].astype(wide_dtype(k.dtype)))
         return part[None, None, :, None] * k
 
 
@@ -318,13 +317,13 @@ class MomentGates(Module):
 
     def __call__(self, x: Sequence, k: Keys, v: Values, log_decay: Array | None) -> tuple[Keys, Values, Terms]:
         k, v, terms = self.strength(x, k, v, log_decay)
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         growth = jax.nn.sigmoid(self.growth(x).astype(wide))
         return k, v, terms._replace(moment=Moment(self.decay(x), growth, self.level[...].astype(wide)))
 
 
 class TiedKeys(Module):
-    """Keys that are what decays leave free, `k = 1 - a`, `a = c + (1 - c) sigmoid(z)`, for logits `z` in place of keys.
+    """Keys tied to the decays, `k = 1 - a`, `a = c + (1 - c) sigmoid(z)`, with the logits `z` in place of keys.
 
     `c` is `lower_bound`, from 0 to below 1. Qin et al. 2024, https://arxiv.org/abs/2404.07904.
     Raises `UserError` for another `lower_bound`, or where a decay of its own is given.
@@ -344,7 +343,7 @@ class TiedKeys(Module):
 
     @recomputed_method
     def _tied(self, k: Keys) -> tuple[Keys, Float[Array, 'b t h k']]:
-        logits, bound = k.astype(state_dtype(k.dtype)), self.lower_bound
+        logits, bound = k.astype(wide_dtype(k.dtype)), self.lower_bound
         log_decay = jax.nn.log_sigmoid(logits)
         if bound > 0:
             log_decay = jnp.logaddexp(math.log(bound), math.log1p(-bound) + log_decay)
@@ -386,8 +385,8 @@ class RoutedGates(Module):
         self.router = Linear(dim, heads * slots, rngs=rngs)
 
     def __call__(self, x: Sequence, key: DropoutKey | None) -> Float[Array, 'b t h n']:
-        wide = state_dtype(x.dtype)
-        logits = self.router(x.astype(wide)).reshape(*x.shape[:2], self.heads, -1)
+        wide = wide_dtype(x.dtype)
+        logits = by_head(self.router(x.astype(wide)), self.heads)
         if self.noise and key is not None:
             logits = logits + jax.random.gumbel(key, logits.shape, wide)
         # Counted by comparisons, of equal scores the first, so that no device need gather what a sort would.
@@ -422,7 +421,9 @@ class RealGates(Module):
         rngs: nnx.Rngs,
     ):
         if dim != width:
-            raise UserError(f'RealGates keep the width {dim} of their input; a lift before them makes it {width}')
+            raise UserError(
+                f'RealGates keep the width {dim} of their input, and the recurrence has {width}; put a lift before it'
+            )
         self.sharpness = sharpness
         self.recurrence_gate = BlockDiagonal(width, blocks=blocks, rngs=rngs)
         self.input_gate = BlockDiagonal(width, blocks=blocks, rngs=rngs)
@@ -447,7 +448,7 @@ class RealGates(Module):
         taken: Float[Array, 'b t d'],
         starts: Bool[Array, 'b t'],
     ) -> tuple[Float[Array, 'b t d'], Float[Array, 'b t d']]:
-        dtype = state_dtype(x.dtype)
+        dtype = wide_dtype(x.dtype)
         rate = jax.nn.softplus(self.rate[...].astype(dtype))
         log_a = -self.sharpness * rate[None, None] * jax.nn.sigmoid(kept.astype(dtype))
         # Not zero even where the gate underflows, so that the gradient of the square root stays finite.
@@ -508,7 +509,7 @@ def _shared(
 def _minimal_gru(
     update: Float[Array, 'b t f'], candidate: Float[Array, 'b t f'], starts: Bool[Array, 'b t']
 ) -> tuple[Float[Array, 'b t f'], Float[Array, 'b t f']]:
-    dtype = state_dtype(update.dtype)
+    dtype = wide_dtype(update.dtype)
     keep = jax.nn.sigmoid(-update.astype(dtype))  # 1 - z without cancellation
     return _from_half(jax.nn.sigmoid(update.astype(dtype)), candidate.astype(dtype), keep, starts), keep
 
@@ -520,7 +521,7 @@ def _minimal_lstm(
     candidate: Float[Array, 'b t f'],
     starts: Bool[Array, 'b t'],
 ) -> tuple[Float[Array, 'b t f'], Float[Array, 'b t f']]:
-    dtype = state_dtype(forget.dtype)
+    dtype = wide_dtype(forget.dtype)
     left, right = (jax.nn.log_sigmoid(logits.astype(dtype)) for logits in (forget, taken))
     keep = jax.nn.sigmoid(left - right)
     return _from_half(jax.nn.sigmoid(right - left), candidate.astype(dtype), keep, starts), keep
@@ -539,31 +540,3 @@ def _from_half(
 def positive(x: Float[Array, '*b']) -> Float[Array, '*b']:
     """The continuous, increasing map `g(x) = x + 1/2` for `x >= 0`, `sigmoid(x)` below."""
     return jnp.where(x >= 0, x + 0.5, jax.nn.sigmoid(x))
-
-
-class BlockDiagonal(Module):
-    """A linear map of each of `blocks` equal groups of channels on its own, to as many of `features`.
-
-    A bias is added unless `bias` is false. `features` is `dim` when `None`. Raises `UserError` unless `blocks` divides
-    both.
-    """
-
-    def __init__(self, dim: int, *, blocks: int, features: int | None = None, bias: bool = True, rngs: nnx.Rngs):
-        features = dim if features is None else features
-        for width in (dim, features):
-            if width % blocks:
-                raise UserError(f'{blocks} blocks do not divide a width of {width}; blocks must divide it')
-        weight = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal', batch_axis=0)
-        shape = (blocks, dim // blocks, features // blocks)
-        self.weight = param(weight, shape, axes=('mlp', None, None), rngs=rngs)
-        zeros = nnx.initializers.zeros
-        self.bias = param(zeros, (features,), axes=('mlp',), group='vector', rngs=rngs) if bias else None
-
-    def __call__(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t f']:
-        groups = x.reshape(*x.shape[:2], self.weight.shape[0], -1)
-        # Sums in float32, also in gradients: a CPU would accumulate tokens in the type of the activations.
-        wide = jnp.promote_types(x.dtype, jnp.float32)
-        # The weights first: XLA for CPUs has no product of bfloat16 with such sums for the other order.
-        y = jnp.einsum('hfv,bthf->bthv', self.weight[...].astype(x.dtype), groups, preferred_element_type=wide)
-        y = y.astype(x.dtype).reshape(*x.shape[:2], -1)
-        return y if self.bias is None else y + jnp.broadcast_to(self.bias[...].astype(x.dtype), y.shape)

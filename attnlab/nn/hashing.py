@@ -13,16 +13,16 @@ from jaxtyping import Bool, Float
 
 from attnlab.context import PADDING
 from attnlab.functional.documents import document_means
-from attnlab.functional.recurrences import state_dtype
+from attnlab.functional.precision import wide_dtype
 from attnlab.module import Module
 from attnlab.nn.parameter import buffer
 from attnlab.typing import Segments
 
 STEPS, RATE, MOMENTUM = 100, 5e-4, 0.9
-"""Of the descent that fits the direction of a bit, as in the released code."""
+"""Of the gradient descent that fits the direction of a bit, as in the released code."""
 
 NEAREST = 10
-"""How many tokens count as alike, and how many as unlike, to each, as in the released code."""
+"""How many tokens count as similar to each token, and how many as dissimilar, as in the released code."""
 
 DRAWN = 512
 """Random vectors that stand for tokens until there are some."""
@@ -125,7 +125,7 @@ class KernelHash(Module):
 
     def __call__(self, x: Float[Array, 'b t h k'], segments: Segments | None = None) -> Float[Array, 'b t h n']:
         """The codes of vectors of length one, in float32 or better."""
-        held = self.held(state_dtype(x.dtype))
+        held = self.held(wide_dtype(x.dtype))
         centred = self._kernels(x, held, segments) - held.means[None, None]
         return self.codes(jnp.einsum('bthm,hnm->bthn', centred, held.directions, precision=jax.lax.Precision.HIGHEST))
 

@@ -55,7 +55,7 @@ class Gaussian:
 
 
 def logit(name: str, start: float) -> Initializer:
-    """The biases at which a logistic function is `start`; raises `UserError` for what it never is, 0 and 1 included."""
+    """The biases at which a logistic function is `start`. Raises `UserError` unless that is above 0 and below 1."""
     if not 0 < start < 1:
         raise UserError(f'{name} is {start}; it must be above 0 and below 1')
     return nnx.initializers.constant(math.log(start) - math.log1p(-start))
@@ -85,18 +85,18 @@ class Orthogonal:
 @checked_fields
 @dataclasses.dataclass(frozen=True)
 class Initialization:
-    """What the linear maps of a stack start from. `None` keeps what is attnlab's.
+    """What the linear maps of a stack start from; `None`: as attnlab draws them.
 
     Maps whose part chooses their distribution itself, such as that of Mamba's step sizes, keep it.
 
     Attributes:
       linear: of the maps in general.
-      output: of the last map of every residual branch, if it is another.
+      output: of the last map of every residual branch; `None`: as `linear`.
       residual: the factor `residual / branches` of the variance of those last maps, `branches` the number of residual
         branches in the stack, so that their sum does not grow with depth. GPT-2 and Mamba have 1, Griffin, whose
         factor is 2 over the number of layers of two branches, 4. Radford et al. 2019; Gu and Dao 2023,
         https://arxiv.org/abs/2312.00752; De et al. 2024, https://arxiv.org/abs/2402.19427.
-      mlp: what the maps of channel mixers start from, if it is not what those of mixers do.
+      mlp: what the maps of channel mixers start from; `None`: the same as all others.
 
     Raises `UserError` for a residual that is not above 0, and for an `mlp` that has one of its own.
     """
@@ -110,7 +110,9 @@ class Initialization:
         if self.residual is not None and not self.residual > 0:
             raise UserError(f'residual of Initialization is {self.residual}; it must be above 0')
         if self.mlp is not None and self.mlp.mlp is not None:
-            raise UserError('mlp of Initialization has an mlp of its own; channel mixers have none, leave it out')
+            raise UserError(
+                'mlp of Initialization has an mlp itself; it is that of channel mixers, so leave it out there'
+            )
 
     def apply(self, blocks: nnx.Module, branches: int, key: jax.Array) -> None:
         """Draws the linear maps of `blocks` anew and scales the last of each branch."""

@@ -6,7 +6,7 @@ from jax import Array
 from jaxtyping import Float
 
 from attnlab.errors import UserError
-from attnlab.functional.recurrences import state_dtype
+from attnlab.functional.precision import wide_dtype
 from attnlab.module import Module
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
@@ -34,5 +34,5 @@ class LevelWeights(Module):
         reach = 1 << (self.count - 1)
         if x.shape[1] > reach:
             raise UserError(f'rows have {x.shape[1]} tokens; {self.count} levels reach over {reach}: give levels.count')
-        wide = self.linear(x).astype(state_dtype(x.dtype)).reshape(*x.shape[:2], self.heads, self.count)
+        wide = self.linear(x).astype(wide_dtype(x.dtype)).reshape(*x.shape[:2], self.heads, self.count)
         return jax.nn.softplus(self.scale[...].astype(wide.dtype)[None, None] * wide)

@@ -105,6 +105,8 @@ class ConvolvedMLP(Module):
     https://ssrn.com/abstract=5240330, point D. Raises `UserError` for an unknown activation.
     """
 
+    remembers = True
+
     def __init__(
         self,
         dim: int,

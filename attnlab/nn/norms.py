@@ -1,4 +1,4 @@
-"""Normalisation of the last axis."""
+"""Norms: of the channels of a token, and a few over time as well (`looks_ahead`)."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from attnlab.errors import UserError
 from attnlab.functional.measured import measured
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed_method
 from attnlab.module import Module
 from attnlab.nn.parameter import Moving, buffer, param
@@ -60,7 +61,7 @@ class LayerNorm(Module):
     @recomputed_method
     def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
         self.check_width(x, self.scale.shape[0])
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        wide = x.astype(wide_dtype(x.dtype))
         apart = wide - jnp.mean(wide, axis=-1, keepdims=True)
         unit = apart * jax.lax.rsqrt(jnp.mean(jnp.square(apart), axis=-1, keepdims=True) + self.eps)
         return _affine(unit, self.scale, self.bias).astype(x.dtype)
@@ -80,7 +81,7 @@ class GlobalLayerNorm(LayerNorm):
     @recomputed_method
     def __call__(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t d']:
         self.check_width(x, self.scale.shape[0])
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        wide = x.astype(wide_dtype(x.dtype))
         apart = wide - jnp.mean(wide, axis=(1, 2), keepdims=True)
         unit = apart * jax.lax.rsqrt(jnp.mean(jnp.square(apart), axis=(1, 2), keepdims=True) + self.eps)
         return _affine(unit, self.scale, self.bias).astype(x.dtype)
@@ -100,7 +101,7 @@ class CumulativeLayerNorm(LayerNorm):
     @recomputed_method
     def __call__(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t d']:
         self.check_width(x, self.scale.shape[0])
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        wide = x.astype(wide_dtype(x.dtype))
         count = jnp.arange(1, x.shape[1] + 1, dtype=wide.dtype).reshape(1, -1, 1)
         mean, square = (
             jnp.cumsum(jnp.mean(each, axis=2, keepdims=True), axis=1) / count for each in (wide, jnp.square(wide))
@@ -129,7 +130,7 @@ class DynamicTanh(Module):
     @recomputed_method
     def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
         self.check_width(x, self.scale.shape[0])
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        wide = x.astype(wide_dtype(x.dtype))
         squashed = jnp.tanh(self.alpha[...].astype(wide.dtype) * wide)
         return _affine(squashed, self.scale, self.bias).astype(x.dtype)
 
@@ -154,7 +155,7 @@ class EvoNormS0(Module):
     @recomputed_method
     def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
         self.check_width(x, self.scale.shape[0])
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        wide = x.astype(wide_dtype(x.dtype))
         grouped = wide.reshape(*x.shape[:-1], self.groups, -1)
         inverse = jax.lax.rsqrt(jnp.var(grouped, axis=-1, keepdims=True) + self.eps)
         unit = (grouped * inverse).reshape(x.shape)
@@ -172,6 +173,7 @@ class EvoNormB0(Module):
     `dim`. Liu et al. 2020, https://arxiv.org/abs/2004.02967.
     """
 
+    learns_in_training = True
     looks_ahead = True
 
     def __init__(self, dim: int, *, eps: float = 1e-5, decay: float = 0.9, rngs: nnx.Rngs):
@@ -191,13 +193,13 @@ class EvoNormB0(Module):
         count = x.shape[0] * x.shape[1]
         if count < 2:
             raise UserError('a batch of one token has no variance; EvoNormB0 is trained on more')
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        wide = x.astype(wide_dtype(x.dtype))
         variance = jnp.var(wide, axis=(0, 1))
         return measured(self._normalised(x, variance), variance * count / (count - 1), self.moments[...])
 
     def _normalised(self, x: Float[Array, 'b t d'], batch: Float[Array, ' d']) -> Float[Array, 'b t d']:
         self.check_width(x, self.scale.shape[0])
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        wide = x.astype(wide_dtype(x.dtype))
         own = jnp.sqrt(jnp.var(wide, axis=1, keepdims=True) + self.eps)
         sharp = jnp.broadcast_to(self.sharpness[...].astype(wide.dtype), wide.shape) * wide
         spread = jnp.broadcast_to(jnp.sqrt(batch.astype(wide.dtype) + self.eps), wide.shape)
@@ -270,7 +272,7 @@ class GroupNorm(Module):
 
     @recomputed_method
     def __call__(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h k']:
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        wide = x.astype(wide_dtype(x.dtype))
         wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         unit = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
         unit = unit * self.scale[...].astype(unit.dtype)[None, None]
@@ -286,7 +288,7 @@ def _affine(x: Float[Array, '*b d'], scale: nnx.Param, bias: nnx.Param) -> Float
 
 
 def _scaled_to_unit(x: Float[Array, '*b d'], gain: Float[Array, '*b d'], eps: float) -> Float[Array, '*b d']:
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = x.astype(wide_dtype(x.dtype))
     inverse = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
     return (wide * inverse * gain.astype(wide.dtype)).astype(x.dtype)
 

@@ -38,7 +38,7 @@ class Snake(Orders):
     """Rows and columns by turns there and back, so that tokens that follow one another are next to each other.
 
     The first row is read from the left, the first column from its bottom. On squares with an even number of tokens a
-    side, the only ones that it has, these are the orders of the released code. Fu, Chen and Yu 2024,
+    side, the only grids of the released code, these are its orders. Fu, Chen and Yu 2024,
     https://arxiv.org/abs/2408.02615.
     """
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import ArrayLike
+from jaxtyping import Float
 
 from attnlab.errors import UserError
 from attnlab.signature import checked_fields
@@ -32,6 +33,16 @@ def starting_at(value: ArrayLike) -> Initializer:
 def uniform_within(bound: float) -> Initializer:
     """Uniform between minus and plus `bound`."""
     return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
+
+
+def inverse_softplus(y: Float[jax.Array, '*b']) -> Float[jax.Array, '*b']:
+    """The `x` with `log(1 + e^x) = y > 0`, in the form that does not overflow: `x = y + log(1 - e^-y)`."""
+    return y + jnp.log(-jnp.expm1(-y))
+
+
+def log_uniform(key: jax.Array, shape: Sequence[int], low: float, high: float) -> Float[jax.Array, '...']:
+    """Draws from `low` to `high` with the logarithm uniform."""
+    return jnp.exp(jax.random.uniform(key, shape, minval=jnp.log(low), maxval=jnp.log(high)))
 
 
 def param(
@@ -71,12 +82,12 @@ class Drawn:
 @checked_fields
 @dataclasses.dataclass(frozen=True)
 class Moving:
-    """How a buffer, a vector of float32, follows what is measured of it in training.
+    """How a buffer, a vector of float32, follows what steps of training measure.
 
         a_t = decay a_{t-1} + (1 - decay) m_t,   m_t the mean of the measurements of step t
 
-    Its last number counts measurements: it is one, as that of every measurement
-    (`attnlab.functional.measured.measured`) is.
+    Its last number counts measurements: it stays one, since every measurement ends in a one
+    (`attnlab.functional.measured.measured`).
 
     Raises `UserError` for a decay outside of [0, 1).
     """

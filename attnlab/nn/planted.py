@@ -18,11 +18,11 @@ class PlantedExperts:
     """`p(y | x) = sum_e pi_e(x) N(y; A_e x + b_e, noise^2)` for points x of the plane, `pi` the gate's affinities.
 
     The rows of the gate's matrix lie at equal angles on a circle, `size` from the origin, so that no expert is rarely
-    asked; a row after those of the experts is zero. `A` and `b` are drawn, normal with standard deviation `spread`.
+    chosen; a row beyond those of the experts is zero. `A` and `b` are drawn, normal with standard deviation `spread`.
     Points are standard normal.
 
     Attributes:
-      gate: one with a row an expert, and at most one more, of a temperature.
+      gate: one with one row per expert, and at most one more, for a temperature.
       experts: their number.
       size: of the rows of the gate's matrix.
       spread: see above.
@@ -85,7 +85,7 @@ class PlantedExperts:
         """How far fitted experts are from planted ones: `sum_i shares_i min_e |maps_i - (A, b)_e| / sum_i shares_i`.
 
         `shares` say how much each is asked. It is the error of the experts that were fitted, each against the planted
-        one that is nearest: a planted expert that none is near counts nothing here, but in `misplaced`.
+        one that is nearest: one with no fitted expert near it does not count here, but in `misplaced`.
         """
         apart = np.linalg.norm(maps[:, None] - self.maps()[None], axis=-1)
         return float(np.sum(shares * apart.min(axis=1)) / np.sum(shares))

@@ -15,6 +15,7 @@ from jaxtyping import Float
 
 from attnlab.errors import UserError
 from attnlab.functional.grids import Grid, axial_angles, resampled
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.rotary import rotary_angles, rotate, rotate_by_angles
 from attnlab.module import Module
 from attnlab.nn.parameter import param
@@ -56,7 +57,7 @@ class NeighbourRope:
                 f'NeighbourRope rotates pairs in each of {self.parts} parts of {x.shape[-1]} channels; '
                 f'{2 * self.parts} must divide them'
             )
-        wide = jnp.promote_types(x.dtype, jnp.float32)
+        wide = wide_dtype(x.dtype)
         frequencies = self.base ** -jnp.linspace(0, 1, x.shape[-1] // (2 * self.parts), dtype=wide)
         angles = positions[..., None, None].astype(wide) * jnp.tile(frequencies, self.parts)[None, None, None]
         return rotate_by_angles(x, angles, interleaved=True)
@@ -114,7 +115,7 @@ class GridRope:
 
     def rotate(self, x: Float[Array, 'b t h k'], grid: Grid) -> Float[Array, 'b t h k']:
         """Rotates queries or keys. Raises `UserError` unless `k` is a multiple of twice the axes."""
-        wide = jnp.promote_types(x.dtype, jnp.float32)
+        wide = wide_dtype(x.dtype)
         angles = axial_angles(grid, x.shape[-1], self.base, wide, span=self.span)[None, :, None]
         return rotate_by_angles(x, jnp.broadcast_to(angles, (x.shape[0], *angles.shape[1:])))
 

@@ -12,8 +12,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attnlab.functional import cores
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed, recomputed_method
-from attnlab.functional.recurrences import NOTHING, document_starts, no_segment, of_token_before, state_dtype
+from attnlab.functional.recurrences import NOTHING, document_starts, no_segment, of_token_before
 from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.parameter import param
@@ -129,7 +130,7 @@ class ShortConv(Prelude):
     def _convolved(self, inputs: Float[Array, 'b s d'], segments: Int[Array, 'b s'] | None) -> Sequence:
         # One rounding, after the activation: those of the terms would be larger than that of the result, and gradients
         # of taps would be summed over tokens that are rounded.
-        wide = state_dtype(inputs.dtype)
+        wide = wide_dtype(inputs.dtype)
         y = causal_conv(inputs.astype(wide), self.taps[...].astype(wide), segments)
         if self.bias is not None:
             y = y + jnp.broadcast_to(self.bias[...].astype(wide), y.shape)

@@ -1,5 +1,7 @@
 """Linear maps of the last axis."""
 
+from typing import ClassVar
+
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -7,6 +9,7 @@ from jaxtyping import Float
 
 from attnlab.errors import UserError
 from attnlab.functional import sequence
+from attnlab.functional.precision import wide_dtype
 from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.parameter import Initializer, param
@@ -27,7 +30,12 @@ class Linear(Module):
     weight; a map to `embed` is the last of a residual branch. `usual` says that it was drawn as maps usually are.
     `group` is that of the weight; biases are of the group `vector`, or with their weight of `dynamics`, and start as
     `bias_initializer` draws them.
+
+    Attributes:
+      absorbs: whether it computes the product of `inputs` and `matrix`, which callers then may take in another order.
     """
+
+    absorbs: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -46,6 +54,10 @@ class Linear(Module):
         beside = 'dynamics' if group == 'dynamics' else 'vector'
         self.bias = param(bias_initializer, (dim_out,), axes=(axes[1],), group=beside, rngs=rngs) if bias else None
 
+    def share(self, other: 'Linear') -> None:
+        """Has the parameters of another map, which are then those of both."""
+        self.axes, self.usual, self.weight, self.bias = other.axes, other.usual, other.weight, other.bias
+
     def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b f']:
         return self.apply(self.inputs(x), self.matrix())
 
@@ -54,7 +66,7 @@ class Linear(Module):
         return x
 
     def matrix(self) -> Float[Array, 'd f']:
-        """The weight in the type of `x`; subclasses may quantize it."""
+        """The weight, in the type it is stored in (`apply` casts it to that of `x`); subclasses may quantize it."""
         return self.weight[...]
 
     @property
@@ -85,6 +97,39 @@ def check_plain(linear: Linear) -> None:
         )
 
 
+class BlockDiagonal(Module):
+    """A linear map of each of `blocks` equal groups of channels on its own, to as many of `features`.
+
+    A bias is added unless `bias` is false. `features` is `dim` when `None`. Raises `UserError` unless `blocks` divides
+    both.
+    """
+
+    def __init__(self, dim: int, *, blocks: int, features: int | None = None, bias: bool = True, rngs: nnx.Rngs):
+        features = dim if features is None else features
+        for width in (dim, features):
+            if width % blocks:
+                raise UserError(f'{blocks} blocks do not divide a width of {width}; blocks must divide it')
+        weight = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal', batch_axis=0)
+        shape = (blocks, dim // blocks, features // blocks)
+        self.weight = param(weight, shape, axes=('mlp', None, None), rngs=rngs)
+        zeros = nnx.initializers.zeros
+        self.bias = param(zeros, (features,), axes=('mlp',), group='vector', rngs=rngs) if bias else None
+
+    def __call__(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t f']:
+        groups = x.reshape(*x.shape[:2], self.weight.shape[0], -1)
+        # Sums in float32, also in gradients: a CPU would accumulate tokens in the type of the activations.
+        wide = wide_dtype(x.dtype)
+        # The weights first: XLA for CPUs has no product of bfloat16 with such sums for the other order.
+        y = jnp.einsum('hfv,bthf->bthv', self.weight[...].astype(x.dtype), groups, preferred_element_type=wide)
+        y = y.astype(x.dtype).reshape(*x.shape[:2], -1)
+        return y if self.bias is None else y + jnp.broadcast_to(self.bias[...].astype(x.dtype), y.shape)
+
+
+def default_rank(dim: int, given: int | None = None) -> int:
+    """The width of a bottleneck as it is `given`; `None`: a sixteenth of the width, rounded up."""
+    return -(-dim // 16) if given is None else given
+
+
 class LowRank(Module):
     """`c + f(x A) B` with `A` of `rank` columns; `A` starts at zero, so that the start is `c`.
 
@@ -113,5 +158,5 @@ class LowRank(Module):
         y = self.up(activation_called(self.activation)(self.down(x)))
         if self.start is None:
             return y
-        wide = y.astype(jnp.promote_types(y.dtype, jnp.float32))
+        wide = y.astype(wide_dtype(y.dtype))
         return wide + jnp.broadcast_to(self.start[...].astype(wide.dtype), wide.shape)

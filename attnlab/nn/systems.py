@@ -1,6 +1,6 @@
 """Linear time-invariant state-space systems, `x' = A x + B u`, `y = C x`, in steps: the parts of structured models.
 
-`y` without what inputs give directly. Complex numbers are kept as their real and imaginary parts. What sets the time
+Without the direct term `D u`. Complex numbers are kept as their real and imaginary parts. What sets the time
 scales is of the group `dynamics`; outputs C are of the group `vector`, as they act on single channels.
 """
 
@@ -19,8 +19,7 @@ from jaxtyping import Bool, Complex, Float, Inexact
 
 from attnlab.errors import UserError
 from attnlab.functional import cores, hippo
-from attnlab.functional.discretize import log_uniform
-from attnlab.functional.recurrences import state_dtype
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.structured import (
     Bilinear,
     Chunk,
@@ -34,7 +33,7 @@ from attnlab.functional.structured import (
     parts,
 )
 from attnlab.module import Module
-from attnlab.nn.parameter import param, starting_at
+from attnlab.nn.parameter import log_uniform, param, starting_at
 from attnlab.typing import Segments, Sequence
 
 SLOWEST = 1e-4
@@ -42,7 +41,7 @@ SLOWEST = 1e-4
 
 
 class System(Module):
-    """A linear system from `dim` channels to as many, time-invariant but for one that says otherwise.
+    """A linear system from `dim` channels to as many; time-invariant, unless its class says otherwise.
 
     Made with `causal=False`, where a class takes that, it reads both ways with one set of dynamics: transitions and
     inputs are shared, outputs `C` of what comes later are apart. It then keeps no state.
@@ -147,7 +146,7 @@ class ModalSystem(System):
 
     def init_state(self, batch: int, dtype: DTypeLike) -> Float[Array, 'b d n']:
         """Returns zeros, float32 or float64."""
-        return jnp.zeros((batch, self.log_step.shape[0], self.state), state_dtype(dtype))
+        return jnp.zeros((batch, self.log_step.shape[0], self.state), wide_dtype(dtype))
 
 
 class DiagonalSystem(ModalSystem):
@@ -223,7 +222,7 @@ def _log_of_bilinear(z: Inexact[Array, 'd n']) -> Inexact[Array, 'd n']:
     return jax.lax.complex(rate, jnp.arctan2(2 * z.imag, 1 - size))
 
 
-class MovingAverage(System):
+class DampedAverage(System):
     """A damped moving average of every channel in `state` dimensions: MEGA's.
 
         h_t = p b x_t + (1 - p a) h_{t-1}    y_t = g . h_t / sqrt(state)
@@ -259,7 +258,7 @@ class MovingAverage(System):
 
     def init_state(self, batch: int, dtype: DTypeLike) -> Float[Array, 'b d n']:
         """Returns zeros, float32 or float64."""
-        return jnp.zeros((batch, *self.output.shape), state_dtype(dtype))
+        return jnp.zeros((batch, *self.output.shape), wide_dtype(dtype))
 
 
 class LowRankSystem(ModalSystem):
@@ -423,7 +422,7 @@ class SharedSystem(System):
 
     def init_state(self, batch: int, dtype: DTypeLike) -> Float[Array, 'b n']:
         """Returns zeros, float32 or float64."""
-        return jnp.zeros((batch, self.state), state_dtype(dtype))
+        return jnp.zeros((batch, self.state), wide_dtype(dtype))
 
 
 class RingSystem(System):
@@ -500,7 +499,7 @@ class RingSystem(System):
 
     def init_state(self, batch: int, dtype: DTypeLike) -> Float[Array, 'b m']:
         """Returns zeros, float32 or float64."""
-        return jnp.zeros((batch, 2 * self.state), state_dtype(dtype))
+        return jnp.zeros((batch, 2 * self.state), wide_dtype(dtype))
 
 
 def _diagonal(

@@ -15,7 +15,7 @@ from attnlab.blocks.block import Block
 from attnlab.errors import UserError
 from attnlab.nn.projections import Linear
 from attnlab.quantize.formats import Fixed, Format
-from attnlab.quantize.layers import Quantization, named_maps
+from attnlab.quantize.layers import Quantization, linear_maps, named_maps
 from attnlab.quantize.sparsity import apart
 from attnlab.quantize.states import StateFormat
 from attnlab.runs.loading import Loaded
@@ -25,7 +25,7 @@ from attnlab.train.rows import rows_of
 from attnlab.train.state import joined, split
 
 SAME = 1e-4
-"""How much of itself a loss may change by a change that is none, in float32."""
+"""How much of itself a loss may change by a change that is none, but for orders of sums."""
 
 
 @checked_fields
@@ -162,7 +162,7 @@ class _Reader(Linear):
     """A linear map that says what it reads."""
 
     def __init__(self, linear: Linear, name: str, tape: _Tape):
-        self.axes, self.usual, self.weight, self.bias = linear.axes, linear.usual, linear.weight, linear.bias
+        self.share(linear)
         self.name, self.tape = name, tape
 
     def inputs(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
@@ -197,11 +197,10 @@ def listened(
                 setattr(block, name, _Heard(getattr(block, name), place, tape))
     names = {id(linear): name for name, linear in named_maps(heard).items()}
     made: dict[int, _Reader] = {}
-    for _, module in list(nnx.iter_modules(heard)):
-        for name, value in list(vars(module).items()):
-            if isinstance(value, Linear) and id(value) in names:
-                made.setdefault(id(value), _Reader(value, names[id(value)], tape))
-                setattr(module, name, made[id(value)])
+    for module, name, value in linear_maps(heard):
+        if id(value) in names:
+            made.setdefault(id(value), _Reader(value, names[id(value)], tape))
+            setattr(module, name, made[id(value)])
     graphdef, variables = nnx.split(heard)
     task = loaded.setup.task
 
@@ -237,7 +236,8 @@ def _unchanged(loaded: Loaded, model: Any, norm: Any, maps: list[Linear], batch:
         return float(found.total) / float(found.count)
 
     whole = loss()
-    drawn = np.exp2(np.random.default_rng(0).uniform(-2, 2, norm.scale.shape[-1:])).astype(np.float32)
+    # Powers of two, so that no product of the norm and the maps is rounded otherwise, in any type.
+    drawn = np.exp2(np.random.default_rng(0).integers(-2, 3, norm.scale.shape[-1:])).astype(np.float32)
     move(norm, maps, jnp.asarray(drawn), jnp.zeros(drawn.shape))
     same = abs(loss() - whole) <= SAME * abs(whole)
     for variable, value in zip(variables, before, strict=True):

@@ -134,7 +134,7 @@ class Watched(Linear):
 
     def __init__(self, linear: Linear):
         check_plain(linear)
-        self.axes, self.usual, self.weight, self.bias = linear.axes, linear.usual, linear.weight, linear.bias
+        self.share(linear)
         shape = linear.weight[...].shape
         self.moments = Moments(jnp.zeros((*shape[:-1], shape[-2]), jnp.float32))
 

@@ -25,6 +25,7 @@ from jaxtyping import Float, Int, Shaped
 from scipy.special import ndtr, ndtri
 
 from attnlab.errors import UserError
+from attnlab.functional.precision import wide_dtype
 from attnlab.quantize.packing import packed, unpacked
 from attnlab.signature import checked_fields
 
@@ -62,8 +63,11 @@ class Format(abc.ABC):
         return True
 
     def encode(self, x: Float[Array, 'r d']) -> Stored:
-        """The codes of rows of numbers, and their scales, computed in float32 or better."""
-        return self.encode_groups(self.groups(x.astype(_wide(x.dtype))))
+        """The codes of rows of numbers, and their scales, computed in float32 or better.
+
+        Steps of codes are finer than numbers of half the bits lie.
+        """
+        return self.encode_groups(self.groups(x.astype(wide_dtype(x.dtype))))
 
     def groups(self, x: Shaped[Array, 'r d']) -> Shaped[Array, 'g n']:
         """The numbers of rows by what shares a scale, the last group of a row filled up."""
@@ -75,7 +79,7 @@ class Format(abc.ABC):
     def decode(self, stored: Mapping[str, Array], shape: tuple[int, ...], dtype: DTypeLike) -> Float[Array, 'r d']:
         """The numbers that were stored as rows of this shape, computed in float32 or better."""
         rows, columns = shape
-        numbers = self.decode_groups(stored, self.group_size(shape), _wide(dtype))
+        numbers = self.decode_groups(stored, self.group_size(shape), wide_dtype(dtype))
         return numbers.astype(dtype).reshape(rows, -1)[:, :columns]
 
     def rounded(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
@@ -344,8 +348,8 @@ class Element(NamedTuple):
         return jnp.where(codes >= sign, -sizes, sizes)
 
     def rounded(self, x: Float[Array, '*b'], scale: Float[Array, '']) -> Float[Array, '*b']:
-        """The nearest of its numbers times a scale, in float32; beyond the largest that."""
-        return self.numbers(self.codes(_divided(x, scale))) * scale
+        """The nearest of its numbers times a scale, in float32; beyond the largest that, and of none none (NaN)."""
+        return jnp.where(jnp.isnan(x), x, self.numbers(self.codes(_divided(x, scale))) * scale)
 
 
 ELEMENTS = {
@@ -443,8 +447,8 @@ class SearchedFloating(Floating):
 class Microscaling(Elementwise):
     """Blocks with a power of two for a scale, in eight bits: `x ~ 2^e f`, `e = floor(log2 max |x|) - e_max`.
 
-    `e_max` is the exponent of the largest number of the element; what is larger still becomes that. The MX formats of
-    the Open Compute Project, version 1.0.
+    `e_max` is the exponent of the largest number of the element; what is larger still becomes that. A block with a
+    number that is not finite is NaN, by the scale 255. The MX formats of the Open Compute Project, version 1.0.
 
     Attributes:
       element: as of `Floating`.
@@ -468,7 +472,7 @@ class Microscaling(Elementwise):
         _, above = jnp.frexp(most)
         exponent = jnp.clip(above - 1 - math.floor(math.log2(element.largest)), -127, 127)
         exponent = jnp.where(most > 0, exponent, 0)
-        return {'exponents': (exponent + 127).astype(jnp.uint8)}
+        return {'exponents': jnp.where(jnp.isfinite(most), exponent + 127, 255).astype(jnp.uint8)}
 
     def codes(self, x: Float[Array, 'g n'], fitted: Mapping[str, Array]) -> Int[Array, 'g n']:
         exponent = fitted['exponents'][:, None].astype(jnp.int32) - 127
@@ -476,7 +480,8 @@ class Microscaling(Elementwise):
 
     def numbers(self, codes: Int[Array, 'g n'], fitted: Mapping[str, Array], dtype: DTypeLike) -> Float[Array, 'g n']:
         exponent = fitted['exponents'][:, None].astype(jnp.int32) - 127
-        return jnp.ldexp(ELEMENTS[self.element].numbers(codes), exponent).astype(dtype)
+        numbers = jnp.ldexp(ELEMENTS[self.element].numbers(codes), exponent)
+        return jnp.where(exponent == 128, jnp.nan, numbers).astype(dtype)
 
 
 @checked_fields
@@ -584,7 +589,7 @@ class Fixed:
 
     def rounded(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
         """The activations, rounded; computed in float32 or better."""
-        levels = jnp.round(x.astype(_wide(x.dtype)) / self.scale) + self.zero
+        levels = jnp.round(x.astype(wide_dtype(x.dtype)) / self.scale) + self.zero
         return ((jnp.clip(levels, 0, 2**self.bits - 1) - self.zero) * self.scale).astype(x.dtype)
 
 
@@ -635,9 +640,10 @@ class Crossed:
 
     def rounded(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
         """The activations, rounded; computed in float32 or better."""
-        rows, top = x.reshape(-1, x.shape[-1]).astype(_wide(x.dtype)), 2 ** (self.bits - 1) - 1
+        rows, top = x.reshape(-1, x.shape[-1]).astype(wide_dtype(x.dtype)), 2 ** (self.bits - 1) - 1
         by_row = jnp.max(jnp.abs(rows), axis=1, keepdims=True) ** self.alpha
-        by_column = jnp.max(jnp.abs(rows), axis=0, keepdims=True) ** (1 - self.alpha)
+        # A row that is NaN leaves the others as they are.
+        by_column = jnp.nanmax(jnp.abs(rows), axis=0, keepdims=True) ** (1 - self.alpha)
         step = _positive(by_row * by_column)
         step = _divided(step, jnp.where(step > 0, top, top))
         return (jnp.round(_divided(rows, step)) * step).astype(x.dtype).reshape(x.shape)
@@ -758,11 +764,6 @@ def rows_apart(rounding: Rounding | None) -> bool:
     return not isinstance(rounding, Crossed) and getattr(rounding, 'scope', None) != 'tensor'
 
 
-def _wide(dtype: DTypeLike) -> DTypeLike:
-    """Codes of numbers of half the bits are taken in float32: their steps are finer than such numbers lie."""
-    return jnp.promote_types(dtype, jnp.float32)
-
-
 def _step(reach: Float[Array, 'g'], steps: int | float, kind: str) -> Float[Array, 'g']:
     """`reach / steps` in the type in which scales are stored, 1 where that is zero."""
     stored = jnp.promote_types(reach.dtype, kind) if kind == 'float32' else kind
@@ -775,4 +776,5 @@ def _divided(x: Float[Array, '...'], divisor: Shaped[Array, '...']) -> Float[Arr
 
 
 def _positive(x: Float[Array, '...']) -> Float[Array, '...']:
-    return jnp.where(x > 0, x, 1)
+    """Sizes, of zero one; NaN stays, and so do all numbers that it is the scale of."""
+    return jnp.where(x == 0, 1, x)

@@ -13,8 +13,10 @@ from jaxtyping import Float, Int8
 
 from attnlab.blocks.block import Block
 from attnlab.errors import UserError
+from attnlab.mixers.mixer import Mixer
 from attnlab.models.layers import stacks
 from attnlab.models.weight_maps import replaced
+from attnlab.module import modules_of, places_of
 from attnlab.nn.parameter import Buffer, buffer
 from attnlab.nn.projections import Linear, check_plain
 from attnlab.quantize.formats import Affine, FixedFloating, Format, Rounding, Stored, Symmetric, rows_apart
@@ -40,7 +42,7 @@ class ShiftedLinear(Linear):
 
     def __init__(self, linear: Linear, shifts: Int8[Array, '*l d']):
         check_plain(linear)
-        self.axes, self.usual, self.weight, self.bias = linear.axes, linear.usual, linear.weight, linear.bias
+        self.share(linear)
         self.shifts = _buffer(shifts)
         weight = self.weight[...]
         self.weight[...] = weight * jnp.broadcast_to(_power(shifts)[..., None], weight.shape)
@@ -171,7 +173,8 @@ class Quantization:
         unchanged (as in Bondarenko et al. 2023, https://arxiv.org/abs/2306.12929, whose last layer is not rounded
         either); the map of a head of classes is one. Raises `UserError` for a model
         that has none, or is quantized, for formats of weights that layers share, for another number of formats than of
-        maps, where no block has a mixer with such a state, and where none has a plain softmax that is to be rounded.
+        maps, where no block has a mixer with such a state or a layer that is no block has one, and where none has a
+        plain softmax that is to be rounded.
         """
         self.opened(model)
         if self.softmax is not None:
@@ -206,12 +209,7 @@ class Quantization:
 
 def linear_maps(model: Any) -> list[tuple[Any, str, Linear]]:
     """Where a model has linear maps: the module, its attribute, and the map, one that is shared as often as it is."""
-    return [
-        (module, name, value)
-        for _, module in list(nnx.iter_modules(model))
-        for name, value in list(vars(module).items())
-        if isinstance(value, Linear)
-    ]
+    return places_of(model, Linear)
 
 
 def has_few_bits(model: Any) -> bool:
@@ -258,12 +256,18 @@ def named_maps(model: Any) -> dict[str, Linear]:
 
 def _store_states(model: Any, how: Format | KIVI) -> None:
     """Replaces the mixers of blocks, in place."""
-    blocks = [module for _, module in list(nnx.iter_modules(model)) if isinstance(module, Block)]
+    blocks = modules_of(model, Block)
     if any(isinstance(block.mixer, StoredState | StoredCache) for block in blocks):
         raise UserError('this model is quantized; take the run that it was made from')
     changed = [(block, with_stored_state(block.mixer, how)) for block in blocks]
     if not any(mixer for _, mixer in changed):
         raise UserError(f'no block of this model has a state that {type(how).__name__} stores')
+    # Whole layers with a state of their own, such as `UnifiedBlocks`, are mixers.
+    if others := {type(each).__name__ for stack in stacks(model) for each in stack.blocks if isinstance(each, Mixer)}:
+        raise UserError(
+            f'layers of this model are {", ".join(sorted(others))}, whose states are not stored in few bits, beside '
+            'others whose states would be; leave --state out'
+        )
     for block, mixer in changed:
         if mixer is not None:
             block.mixer = mixer

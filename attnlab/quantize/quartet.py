@@ -3,18 +3,18 @@
 import dataclasses
 import functools
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
-from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float
 
 from attnlab.blocks.block import Block
 from attnlab.errors import UserError
+from attnlab.module import modules_of
 from attnlab.nn.parameter import Buffer, Drawn
 from attnlab.nn.projections import Linear
 from attnlab.quantize.formats import ELEMENTS
@@ -71,7 +71,7 @@ class Quartet:
     def __call__(self, model: Any) -> Any:
         """Replaces the maps in blocks of a model, in place. Raises `UserError` where there are none."""
         check_maps(model)
-        blocks = [module for _, module in list(nnx.iter_modules(model)) if isinstance(module, Block)]
+        blocks = modules_of(model, Block)
         made = [linear for block in blocks for linear in replace_maps(block, lambda _, linear: self._of(linear))]
         if not made:
             raise UserError('no block of this model has a linear map, so there is nothing to train in four bits')
@@ -93,8 +93,10 @@ class QuartetLinear(Linear):
     share that of the base.
     """
 
+    absorbs: ClassVar[bool] = False
+
     def __init__(self, linear: Linear, exponent: Exponent):
-        self.axes, self.usual, self.weight, self.bias = linear.axes, linear.usual, linear.weight, linear.bias
+        self.share(linear)
         self.exponent = exponent
         data = jax.random.key_data(jax.random.key(0))
         noise = jnp.broadcast_to(data, (*linear.weight.shape[:-2], *data.shape))
@@ -160,7 +162,7 @@ def rotated(x: Float[Array, 'n k i']) -> Float[Array, 'n k i']:
 def rounded(x: Float[Array, 'n k i'], exponent: Exponent) -> tuple[Float[Array, 'n k i'], Bool[Array, 'n k i']]:
     """Blocks in four bits, to the nearest, and which numbers were not clipped."""
     deviation = jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True))
-    power = jnp.log2(jnp.where(deviation > 0, BEST * deviation, 1))
+    power = jnp.log2(jnp.where(deviation == 0, 1, BEST * deviation))
     scale = jnp.exp2(jnp.round(power) if exponent == 'nearest' else jnp.floor(power))
     scale = jnp.broadcast_to(scale, x.shape)
     element, ratio = ELEMENTS['e2m1'], x / scale

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from flax import nnx
 from ml_collections import ConfigDict
 
 from attnlab.config import build, spec, spec_of
 from attnlab.errors import UserError
+from attnlab.module import modules_of
 from attnlab.quantize.allocation import Allocation, Share
 from attnlab.quantize.calibration import Calibration
 from attnlab.quantize.feedback import Feedback, calibrated
@@ -197,7 +197,7 @@ def _trained_rounding(workdir: pathlib.Path, config: ConfigDict, *, given: bool)
 
 def sizes(setup: Setup, changed: Loaded) -> Sizes:
     """What the model of a run weighs before and after."""
-    layers = [module for _, module in nnx.iter_modules(changed.model()) if isinstance(module, QuantizedLinear)]
+    layers = modules_of(changed.model(), QuantizedLinear)
     stored = [(layer, [variable[...] for variable in layer.stored.values()]) for layer in layers if layer.format]
     count = sum(layer.numbers() * _repeats(arrays[0]) for layer, arrays in stored)
     size = sum(array.size * array.dtype.itemsize for _, arrays in stored for array in arrays)

@@ -119,7 +119,7 @@ class _Tried(Linear):
     """A map that reads shifted channels and tells, as a derivative, the errors that rounding them would make."""
 
     def __init__(self, linear: Linear, element: str, widest: float):
-        self.axes, self.usual, self.weight, self.bias = linear.axes, linear.usual, linear.weight, linear.bias
+        self.share(linear)
         assert isinstance(linear, ShiftedLinear)
         self.linear, self.element, self.widest = linear, element, widest
         self.errors = _Errors(jnp.zeros((*linear.weight[...].shape[:-2], len(TRIED) + 1), jnp.float32))

@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -12,10 +12,9 @@ from jaxtyping import Float
 
 from attnlab.errors import UserError
 from attnlab.functional.dense import ScoreRows, softmax
-from attnlab.functional.measured import measured
 from attnlab.functional.straight_through import straight_through
 from attnlab.models.weight_maps import replaced
-from attnlab.module import Module
+from attnlab.module import Module, modules_of
 from attnlab.nn.parameter import buffer
 from attnlab.quantize.told import tell
 from attnlab.runs.loading import Loaded
@@ -31,7 +30,8 @@ class QuantizedSoftmax(Module):
         w_ij = Q(p_ij) + c_h,   c_h = mean of p - Q(p) over the visible keys of the queries of rows of training
 
     Rounding sets most small weights to zero, so that rows lose mass; the constant, a buffer, restores it on average.
-    Gradients are those of the softmax. Pandey et al. 2023, https://arxiv.org/abs/2309.01729.
+    Queries that the loss does not depend on, such as those of padding, are not in the mean. Gradients are those of the
+    softmax. Pandey et al. 2023, https://arxiv.org/abs/2309.01729.
     """
 
     def __init__(self, *, heads: int, bits: int, rngs: nnx.Rngs):
@@ -79,9 +79,10 @@ class Correction:
         model = replaced(loaded.model(), functools.partial(_Told, bits=self.bits))
         tell(loaded.setup, model, _Lost, rows_of(loaded.setup, 'train', self.rows))
         made = changed.model()
-        for told, rounded in zip(_each(model, _Told), _each(made, QuantizedSoftmax), strict=True):
+        for told, rounded in zip(modules_of(model, _Told), modules_of(made, QuantizedSoftmax), strict=True):
             sums = np.asarray(told.lost[...], np.float64)
-            rounded.correction[...] = jnp.asarray(sums[..., :-2] / np.maximum(sums[..., -2:-1], 1), jnp.float32)
+            lost, keys = sums[..., 0, :], sums[..., 1, :]
+            rounded.correction[...] = jnp.asarray(lost / np.maximum(keys, 1), jnp.float32)
         _, params, buffers = split(made)
         return dataclasses.replace(changed, variables=joined(params, buffers))
 
@@ -93,7 +94,7 @@ def check_bits(bits: int) -> None:
 
 
 class _Lost(nnx.Variable):
-    """Sums over a call of what rounding takes from visible keys, by head; how many keys; and one, the call."""
+    """Sums of what rounding takes from visible keys, and how many keys they are of, by head."""
 
 
 class _Told(Module):
@@ -102,15 +103,27 @@ class _Told(Module):
     def __init__(self, *, heads: int, bits: int, rngs: nnx.Rngs):
         del rngs
         self.bits = bits
-        self.lost = _Lost(jnp.zeros(heads + 2, jnp.float32))
+        self.lost = _Lost(jnp.zeros((2, heads), jnp.float32))
 
     def __call__(self, rows: ScoreRows, key: DropoutKey | None) -> Float[Array, 'b h t s']:
-        weights = softmax(rows.scores, rows.visible)
-        taken = jnp.sum(jnp.where(rows.visible, weights - quantized_weights(weights, self.bits), 0), axis=(0, 2, 3))
-        keys = jnp.sum(rows.visible[:, 0], dtype=weights.dtype)
-        return measured(weights, jnp.append(taken, keys), self.lost[...])
+        return _told(self.bits, softmax(rows.scores, rows.visible), rows.visible, self.lost[...])
 
 
-def _each(model: Any, kind: type) -> list[Any]:
-    """The modules of a kind, in order."""
-    return [module for _, module in nnx.iter_modules(model) if isinstance(module, kind)]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _told(bits: int, weights: Array, visible: Array, lost: Array) -> Array:
+    return weights
+
+
+def _forward(bits: int, weights: Array, visible: Array, lost: Array) -> tuple[Array, tuple[Array, Array]]:
+    return weights, (weights, visible)
+
+
+def _backward(bits: int, kept: tuple[Array, Array], derivative: Array) -> tuple[Array, None, Array]:
+    weights, visible = kept
+    counted = visible & jnp.any(derivative != 0, axis=-1, keepdims=True)
+    taken = jnp.where(counted, weights - quantized_weights(weights, bits), 0)
+    sums = [jnp.sum(each, axis=(0, 2, 3), dtype=jnp.float32) for each in (taken, counted)]
+    return derivative, None, jnp.stack(sums)
+
+
+_told.defvjp(_forward, _backward)

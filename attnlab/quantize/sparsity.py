@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 
 from attnlab.errors import UserError
 from attnlab.models.layers import stacks
+from attnlab.module import places_of
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.mlps import GatedMLP
 from attnlab.runs.loading import Loaded
@@ -20,11 +21,8 @@ from attnlab.tasks.task import Batch
 from attnlab.train.rows import rows_of
 from attnlab.typing import Sequence
 
-BINS = 20_000
-"""Of the histogram of sizes that a threshold is read from, as in the released code."""
-
-REACH = 2.0
-"""Where the histogram ends; larger activations are counted in its last bin."""
+BITS = 16
+"""Of a size in float32 that tell its bin, after the sign: bins are 2^-8 of a size wide or less, whatever sizes are."""
 
 
 class ThresholdedMLP(GatedMLP):
@@ -44,7 +42,7 @@ class ThresholdedMLP(GatedMLP):
     def read(self, gate: Float[Array, 'b t f'], up: Float[Array, 'b t f']) -> Sequence:
         """Returns `(a * up) W_d`, `a` the activations that are not small."""
         a = (self.learned or activation_called(self.activation))(gate)
-        return self.down(jnp.where(jnp.abs(a) > self.threshold, a, jnp.zeros_like(a)) * up)
+        return self.down(jnp.where(jnp.abs(a) <= self.threshold, jnp.zeros_like(a), a) * up)
 
 
 def apart(model: Any) -> Any:
@@ -56,12 +54,7 @@ def apart(model: Any) -> Any:
 
 def gated(model: Any) -> list[tuple[Any, str, GatedMLP]]:
     """Where a model has gated channel mixers: the module, its attribute, and the mixer."""
-    return [
-        (module, name, value)
-        for _, module in list(nnx.iter_modules(model))
-        for name, value in list(vars(module).items())
-        if isinstance(value, GatedMLP)
-    ]
+    return places_of(model, GatedMLP)
 
 
 def sparse(model: Any, thresholds: tuple[float, ...]) -> Any:
@@ -106,7 +99,7 @@ class Sparsity:
         model = alone.model()
         counts: list[Int[np.ndarray, ' n']] = []
         for module, name, network in gated(model):
-            counts.append(np.zeros(BINS, np.int64))
+            counts.append(np.zeros(2**BITS, np.int64))
             setattr(module, name, _Counted(network, counts[-1]))
         if not counts:
             raise UserError('this model has no gated channel mixer, such as that of mlp=swiglu, to make sparse')
@@ -130,7 +123,8 @@ class Sparsity:
 
 def threshold_of(counts: Int[np.ndarray, 'n'], share: float) -> float:
     """The least end of a bin up to which a share of all that was counted lies."""
-    return float(REACH * (np.searchsorted(np.cumsum(counts), share * counts.sum()) + 1) / len(counts))
+    end = np.searchsorted(np.cumsum(counts), share * counts.sum()) + 1
+    return float(np.uint32(end << (31 - BITS)).view(np.float32))
 
 
 class _Counted(GatedMLP):
@@ -143,8 +137,8 @@ class _Counted(GatedMLP):
 
     def read(self, gate: Float[Array, 'b t f'], up: Float[Array, 'b t f']) -> Sequence:
         sizes = jnp.abs((self.learned or activation_called(self.activation))(gate).astype(jnp.float32))
-        bins = jnp.minimum(sizes * (BINS / REACH), BINS - 1).astype(jnp.int32)
-        jax.debug.callback(self.counts.add, jnp.zeros(BINS, jnp.int32).at[bins.reshape(-1)].add(1))
+        bins = jax.lax.bitcast_convert_type(sizes, jnp.uint32) >> (31 - BITS)
+        jax.debug.callback(self.counts.add, jnp.zeros(2**BITS, jnp.int32).at[bins.reshape(-1)].add(1))
         return super().read(gate, up)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 from jaxtyping import Float
@@ -39,8 +40,9 @@ class Learned:
         dw^/ds = round(w / s) - w / s where |w / s| < n, else n sign(w)
 
     divided, for s, by the root of n times as many weights as share it; s starts as twice the mean of |w| over the root
-    of n. Esser et al. 2020, https://arxiv.org/abs/1902.08153, whose codes reach to -n - 1, and who learn s, not its
-    logarithm: with Adam a learning rate of weights would move s by as much as it is large.
+    of n, of weights that start at zero that of a map as usual, `fan_in_normal`. Esser et al. 2020,
+    https://arxiv.org/abs/1902.08153, whose codes reach to -n - 1, and who learn s, not its logarithm: with Adam a
+    learning rate of weights would move s by as much as it is large.
 
     Attributes:
       bits: of a code, 2 to 16.
@@ -65,7 +67,8 @@ class Learned:
     def first(self, weight: Float[Array, '*l d f']) -> Float[Array, '*l f']:
         """The logarithms of steps that training starts with."""
         mean = jnp.mean(jnp.abs(weight), axis=-2)
-        return jnp.log(jnp.where(mean > 0, 2 * mean / self.top**0.5, 1.0))
+        usual = (2 / (np.pi * weight.shape[-2])) ** 0.5
+        return jnp.log(2 * jnp.where(mean > 0, mean, usual) / self.top**0.5)
 
     def rounded(self, weight: Float[Array, 'd f'], log_step: Float[Array, 'f']) -> Float[Array, 'd f']:
         """The weight, rounded, with the gradients above."""
@@ -104,7 +107,7 @@ class RoundedLinear(Linear):
     """
 
     def __init__(self, linear: Linear, *, weights: Format | Learned | None, inputs: Rounding | None):
-        self.axes, self.usual, self.weight, self.bias = linear.axes, linear.usual, linear.weight, linear.bias
+        self.share(linear)
         self.how, self.input_format = weights, inputs
         self.log_code_step: Any = None
         if isinstance(weights, Learned):

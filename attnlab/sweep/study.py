@@ -39,7 +39,7 @@ from attnlab.sweep.lock import JournalLock
 from attnlab.sweep.search import Whole
 from attnlab.sweep.space import Drawn
 from attnlab.sweep.sweep import Sweep, read
-from attnlab.train.run import differences
+from attnlab.train.run import differences, listed
 
 HOME = 'home'
 JOURNAL = 'journal.log'
@@ -249,8 +249,9 @@ def _claim_folder(folder: pathlib.Path, config: ConfigDict, storage: str | None)
         if path.exists():
             differing = differences(configs.load(path), config)
             if differing:
-                shown = '; '.join(differing[:8]) + ('; ...' if len(differing) > 8 else '')
-                raise UserError(f'{folder} holds a study of another sweep ({shown}): choose another --study')
+                raise UserError(
+                    f'{folder} holds a study of another sweep ({listed(differing)}): choose another --study'
+                )
         else:
             if storage is not None:
                 files.write(folder / DATABASE, 'trials are in a database: give --storage\n')

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
+from attnlab.functional.precision import wide_dtype
+
 STEP = float(np.finfo(np.float64).eps) ** (1 / 3)
 """The step of a central difference in float64 that balances truncation against rounding, about 6e-6."""
 
@@ -17,7 +19,7 @@ def tolerance(dtype: DTypeLike, reduction: int = 1) -> float:
     `eps` is the spacing of `dtype` at one, `eps_a` that of the type it is accumulated in, float32 or wider; `reduction`
     is the number of terms in a sum. About 1e-5 in float32 and 1e-1 in bfloat16.
     """
-    accumulator = jnp.promote_types(dtype, jnp.float32)
+    accumulator = wide_dtype(dtype)
     return 16 * float(jnp.finfo(dtype).eps + jnp.finfo(accumulator).eps * math.sqrt(reduction))
 
 

@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Int
 
 SUFFIX = '_ema'
-"""Ends the names of what is evaluated of the average, beside the same of the parameters."""
+"""The suffix of the names of numbers evaluated of the average; those of the parameters have none."""
 
 
 def averaged(average: nnx.State, params: nnx.State, count: Int[Array, ''], decay: float) -> nnx.State:

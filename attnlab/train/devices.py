@@ -69,7 +69,8 @@ def check_processes(coordinator: str | None, processes: int | None, process: int
         raise UserError('--coordinator needs --processes and --process beside it')
     if coordinator is None and (processes is not None or process is not None):
         raise UserError(
-            '--processes and --process need --coordinator=HOST:PORT beside them; with --distributed the cluster tells'
+            '--processes and --process need --coordinator=HOST:PORT beside them; with --distributed the cluster '
+            'says all three'
         )
     if processes is not None and process is not None and process >= processes:
         raise UserError(

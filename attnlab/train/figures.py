@@ -14,6 +14,8 @@ from attnlab.tables import csv_lines
 def loss_curve(lines: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
     """Bits per byte (or the loss) over steps, for training and every evaluation that reports it.
 
+    The loss of training is what it minimises, which of some heads is another than that of evaluations.
+
     Numbers that are not finite are gaps; the CSV has them as they were recorded.
     """
     key = 'bits_per_byte' if any(name.endswith('bits_per_byte') for line in lines for name in line) else 'loss'
@@ -26,10 +28,11 @@ def loss_curve(lines: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
         # Those that are not finite are recorded as text.
         drawn.append(np.array(values, float))
         training = name.startswith('train/')
+        title = 'train, as minimised' if name == 'train/loss' else name.removesuffix(f'/{key}')
         axes.plot(
             steps,
             drawn[-1],
-            label=name.removesuffix(f'/{key}'),
+            label=title,
             lw=1 if training else 2,
             marker=None if training else 'o',
             ms=3,

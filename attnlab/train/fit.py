@@ -19,7 +19,7 @@ from attnlab.train.setup import Setup
 from attnlab.train.state import TrainState, split
 
 ROWS = 8
-"""Of training, the first, that hashes are fitted to."""
+"""How many rows of training hashes are fitted to."""
 
 
 @runtime_checkable

@@ -22,7 +22,7 @@ READ_BY = ('batch_size', 'length', 'seed', 'task')
 """The keys of a config that decide which rows a step reads."""
 
 BESIDE = frozenset({'steps', 'accumulate', 'rows_at_once', 'mesh', 'evals', 'checkpoint', 'report'})
-"""The keys of a config that decide nothing of a step's update: what surrounds it, and how its work is divided."""
+"""The keys of a config that do not affect a step's update: what surrounds it, and how its work is divided."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Fork:
         except OSError as error:
             raise UserError(
                 f'checkpoint {self.step} of {self.run} cannot be copied to {place}: {error}; '
-                'nothing is left of the copy: mend that, and give the same command again'
+                'nothing is left of the copy: fix that, and give the same command again'
             ) from error
         finally:
             # What cannot be removed now is removed by the first save.
@@ -130,7 +130,9 @@ def fork(run: pathlib.Path, config: ConfigDict, step: int | None = None) -> Fork
     agreed = _agreed(old, config, there[-1])
     chosen = step or max((one for one in there if one <= agreed), default=there[-1])
     if config.steps <= chosen:
-        raise UserError(f'the steps are {config.steps}, and checkpoint {chosen} of {run} is no earlier: give more')
+        raise UserError(
+            f'config.steps is {config.steps}; it must be above {chosen}, the step of {run} that it would go on from'
+        )
     return Fork(run, chosen, chosen <= agreed, _other_rows(old, config), _other_updates(old, config))
 
 

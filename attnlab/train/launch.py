@@ -141,7 +141,7 @@ def _with_provenance(setup: Setup, workdir: pathlib.Path, fork: Fork | None) -> 
 def _check_trainable(config: ConfigDict, workdir: pathlib.Path, fork: Fork | None) -> None:
     if QUANTIZATION in config:
         raise UserError(
-            f'config.{QUANTIZATION} is of a quantized run, which is not trained: train, then attnlab quantize'
+            f'config.{QUANTIZATION} is of a quantized run, which cannot be trained: train first, then attnlab quantize'
         )
     # Configs do not say so of edited and merged runs, which have no state of the optimiser either.
     for folder in (workdir,) if fork is None else (workdir, fork.run):

@@ -23,6 +23,7 @@ from attnlab.train.figures import loss_curve
 from attnlab.train.fit import fitted_state
 from attnlab.train.profile import Profile, Tracer
 from attnlab.train.report import Report, read_lines
+from attnlab.train.run import forked_at
 from attnlab.train.setup import Evaluator, Setup
 from attnlab.train.state import TrainState
 
@@ -119,6 +120,7 @@ def train(
             start=start,
             steps=setup.steps,
             tokens_per_step=setup.batch_size * setup.length,
+            begun=forked_at(workdir),
             flops_per_token=flops_per_token,
             sums=carried['sums'],
             console=console,

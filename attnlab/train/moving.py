@@ -11,17 +11,22 @@ from attnlab.nn.parameter import Moving
 
 
 def check_followed(model: nnx.Module) -> None:
-    """Raises `UserError` for a part with `Moving` buffers that nothing tells of training, so that they would stay."""
+    """Raises `UserError` for a part with `Moving` buffers that nothing tells of training, or that would not hear it."""
     parts = dict(nnx.iter_modules(model))
     for path, part in parts.items():
         if any(_moves((), value) for value in vars(part).values()):
             holder = parts[path[:-1]] if path else None
+            place = '.'.join(map(str, path)) or 'the model'
             if not isinstance(holder, Module) or path[-1] not in holder.tells:
-                place = '.'.join(map(str, path)) or 'the model'
                 raise UserError(
                     f'{place} is {type(part).__name__}, which follows the batches of training; in a '
                     f'{type(holder).__name__} it is not told of training and would never move: give it to the '
                     'norm of a Block, and another one here'
+                )
+            if not getattr(part, 'learns_in_training', False):
+                raise UserError(
+                    f'{place} is {type(part).__name__}, whose buffers follow the batches of training but whose class '
+                    'does not say that it learns_in_training; set that, and define in_training'
                 )
 
 

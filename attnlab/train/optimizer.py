@@ -31,14 +31,22 @@ class Group:
     Attributes:
       lr: multiplies the learning rate; 0 freezes the group.
       weight_decay: multiplies the weight decay.
+      most: the highest learning rate of the group, whatever that of the rest; `None`: no limit.
     """
 
     lr: float = 1.0
     weight_decay: float = 1.0
+    most: float | None = None
 
     def __post_init__(self) -> None:
         if self.lr < 0 or self.weight_decay < 0:
             raise UserError(f'multipliers must be at least 0; got {self}')
+        if self.most is not None and not self.most > 0:
+            raise UserError(f'most of a group is {self.most}; it must be a learning rate above 0, or None')
+
+    def share(self, peak_lr: float) -> float:
+        """What multiplies a learning rate with this peak: `min(lr, most / peak_lr)`."""
+        return self.lr if self.most is None else min(self.lr, self.most / peak_lr)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,13 +55,25 @@ class Groups:
 
     Gains, biases and the time scales of a recurrence do not decay. Time scales are trained at the rate of the rest,
     as in language models of Mamba or GLA. S4 and S5 train theirs at a lower one, at most 1e-3, as the configs of long
-    ranges and of images do: an `lr` of 0.1 to 0.5 for `dynamics` (Gu et al. 2022, https://arxiv.org/abs/2111.00396).
+    ranges and of images do: `most` of `dynamics` (Gu et al. 2022, https://arxiv.org/abs/2111.00396).
     """
 
     matrix: Group = Group()
     embedding: Group = Group()
     vector: Group = Group(weight_decay=0.0)
     dynamics: Group = Group(weight_decay=0.0)
+
+    @property
+    def limited(self) -> tuple[Group, ...]:
+        """The groups whose learning rate has a limit."""
+        return tuple(group for name in GROUPS if (group := getattr(self, name)).most is not None)
+
+    def scaled(self, factor: float) -> 'Groups':
+        """The same groups, their limits times a factor."""
+        groups = {name: getattr(self, name) for name in GROUPS}
+        limited = {name: group for name, group in groups.items() if group.most is not None}
+        scaled = {name: dataclasses.replace(group, most=group.most * factor) for name, group in limited.items()}
+        return dataclasses.replace(self, **scaled)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,10 +92,14 @@ class Override:
 
 
 class Rates(NamedTuple):
-    """The numbers of an optimiser that a compiled step takes as arguments: other values need no recompilation."""
+    """The numbers of an optimiser that a compiled step takes as arguments: other values need no recompilation.
+
+    `shares` multiply the learning rates of the groups that have a limit, in the order of `Groups.limited`.
+    """
 
     peak_lr: Any
     weight_decay: Any
+    shares: tuple[Any, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,7 +155,8 @@ class Optimizer(abc.ABC):
     @property
     def rates(self) -> Rates:
         """This optimiser's own `Rates`."""
-        return Rates(self.peak_lr, self.weight_decay)
+        shares = tuple(group.share(self.peak_lr) for group in self.groups.limited)
+        return Rates(self.peak_lr, self.weight_decay, shares)
 
     def transform(self, params: nnx.State, steps: int, rates: Rates | None = None) -> optax.GradientTransformation:
         """Returns the transformation of gradients into updates, for a run of `steps` steps.
@@ -141,9 +166,12 @@ class Optimizer(abc.ABC):
         """
         clip = () if self.clip is None else (optax.clip_by_global_norm(self.clip),)
         projection = () if self.perpendicular is None else (self.perpendicular.transform(_stacked_dims(params)),)
-        peak_lr, weight_decay = rates or self.rates
+        peak_lr, weight_decay, shares = rates or self.rates
         multipliers = self.multipliers(params)
-        descend = _descend(self.schedule(steps, peak_lr), weight_decay, multipliers)
+        limited = dict(zip(self.groups.limited, shares, strict=True))
+        factors = [limited.get(group, group.lr) for group in multipliers.values()]
+        decays = [group.weight_decay for group in multipliers.values()]
+        descend = _descend(self.schedule(steps, peak_lr), weight_decay, factors, decays)
         chain = optax.chain(*clip, *projection, self.direction(params), descend)
 
         # No member of the chain: states of runs that were begun before keep their places.
@@ -272,7 +300,9 @@ def _like_adamw(orthogonal: jax.Array) -> jax.Array:
     return 0.2 * math.sqrt(max(orthogonal.shape[-2:])) * orthogonal
 
 
-def _descend(rate: optax.Schedule, weight_decay: Any, multipliers: dict[str, Group]) -> optax.GradientTransformation:
+def _descend(
+    rate: optax.Schedule, weight_decay: Any, factors: list[Any], decays: list[float]
+) -> optax.GradientTransformation:
     """Converts directions into updates, in one pass over the leaves, so that XLA fuses each with its direction."""
 
     def init(params: optax.Params) -> optax.ScaleByScheduleState:
@@ -282,8 +312,8 @@ def _descend(rate: optax.Schedule, weight_decay: Any, multipliers: dict[str, Gro
         lr = rate(state.count)
         leaves, tree = jax.tree.flatten(directions)
         moved = [
-            _update(direction, param, lr * group.lr, weight_decay * group.weight_decay if group.weight_decay else None)
-            for direction, param, group in zip(leaves, jax.tree.leaves(params), multipliers.values(), strict=True)
+            _update(direction, param, lr * factor, weight_decay * decay if decay else None)
+            for direction, param, factor, decay in zip(leaves, jax.tree.leaves(params), factors, decays, strict=True)
         ]
         return jax.tree.unflatten(tree, moved), optax.ScaleByScheduleState(optax.safe_increment(state.count))
 

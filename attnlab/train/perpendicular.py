@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from attnlab.functional.precision import wide_dtype
+
 GUARD = 1e-30
 """Added to norms and squared norms to avoid division by zero."""
 
@@ -56,7 +58,7 @@ def perpendicular_gradient(rescale: bool = False, stacked: Any = None) -> optax.
 def _project(gradient: jax.Array, weights: jax.Array, *, rescale: bool) -> jax.Array:
     if gradient.size < 2:
         return gradient
-    wide = jnp.promote_types(gradient.dtype, jnp.float32)
+    wide = wide_dtype(gradient.dtype)
     g, w = gradient.astype(wide), weights.astype(wide)
     rest = g - jnp.vdot(w, g) / (jnp.vdot(w, w) + GUARD) * w
     if rescale:

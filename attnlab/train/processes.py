@@ -34,7 +34,7 @@ SUSPECTED = 4.0
 """The same once the runtime has complained, most often of a process that it misses."""
 
 RECONNECTED = 0.1
-"""Seconds before a connection to the service that was closed is made again."""
+"""Seconds before a closed connection to the service is opened again."""
 
 GRACE = 4.0
 """Seconds that a process has to end by itself after another has failed: both may have the same reason."""

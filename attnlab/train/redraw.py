@@ -8,7 +8,7 @@ from attnlab.nn.parameter import Drawn
 
 
 def redrawn(buffers: nnx.State, key: jax.Array, count: Int[Array, '']) -> nnx.State:
-    """The buffers after step `count`: those that are `Drawn` (`attnlab.nn.parameter`) are new where it is their turn.
+    """The buffers after step `count`: those that are `Drawn` (`attnlab.nn.parameter`) are new where they are due.
 
     A function of the key and the count alone, so that a run that was stopped goes on with the same ones; layers of a
     stack have draws of their own. Without any that is drawn, the buffers as they are.

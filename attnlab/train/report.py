@@ -50,7 +50,7 @@ class Report:
     """The open output files of a run; only the first process of several writes.
 
     `metrics.jsonl` holds only what the config determines, so that two runs of it can be compared byte by byte; speed
-    is in `speed.jsonl`.
+    is in `speed.jsonl`. Lines up to step `begun` are of another run, which this one goes on from.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class Report:
         steps: int,
         tokens_per_step: int,
         flops_per_token: float | None,
+        begun: int = 0,
         sums: Mapping[str, float] | None = None,
         console: Console,
     ):
@@ -81,7 +82,7 @@ class Report:
             aside = None if start else set_aside(workdir / 'metrics.jsonl')
             if aside is not None:
                 self.say(aside)
-            for lost in keep_until(workdir / 'metrics.jsonl', start, settings.every):
+            for lost in keep_until(workdir / 'metrics.jsonl', start, settings.every, begun):
                 self.say(lost)
             files.check_own(workdir, (SPEED,))
             for lost in mend(workdir / SPEED)[1]:
@@ -259,7 +260,7 @@ def append_line(path: pathlib.Path, numbers: Mapping[str, Any]) -> None:
 
 
 def set_aside(path: pathlib.Path) -> str | None:
-    """Renames the metrics of a run that begins again at step 0, as no checkpoint is left of it.
+    """Renames the metrics of a run that begins again at step 0, since it has no checkpoint left.
 
     Returns a line for the user; `None` where there are no metrics.
     """
@@ -274,14 +275,16 @@ def set_aside(path: pathlib.Path) -> str | None:
     )
 
 
-def keep_until(path: pathlib.Path, step: int, every: int) -> list[str]:
+def keep_until(path: pathlib.Path, step: int, every: int, begun: int = 0) -> list[str]:
     """Drops damaged lines, and those of steps after `step`, which will be run again; a run reports every `every` steps.
 
-    Returns a line for the user about lost reports of steps that will not be run again.
+    Returns a line for the user about lost reports of steps that will not be run again; those up to step `begun` were
+    made by another run, as often as it reports.
     """
     kept, lost = mend(path, step)
     reported = {found['step'] for found in kept if 'train/loss' in found}
-    if absent := [number for number in range(every, step + 1, every) if number not in reported]:
+    due = range(begun // every * every + every, step + 1, every)
+    if absent := [number for number in due if number not in reported]:
         lost.append(
             f'{path} lacks {len(absent)} of the reports up to the checkpoint of step {step}, from step {absent[0]} to '
             f'{absent[-1]}: they were lost, and those steps are not taken again'
@@ -290,7 +293,7 @@ def keep_until(path: pathlib.Path, step: int, every: int) -> list[str]:
 
 
 def mend(path: pathlib.Path, until: float | int = math.inf) -> tuple[list[dict[str, Any]], list[str]]:
-    """Drops damaged lines, half a line at the end, which the next would go on, and those of steps after `until`.
+    """Drops damaged lines, an incomplete last line, which the next would be appended to, and steps after `until`.
 
     Returns what the others hold, and a line for the user about damaged ones.
     """

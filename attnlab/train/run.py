@@ -22,18 +22,18 @@ from attnlab.trust import allowed
 
 LOCK = 'lock'
 FOLDERS = ('checkpoints', 'figures', 'figures/ema', 'evals', 'analysis', 'plugins', 'plugins/profile', 'wandb')
-"""What is written to below a work directory."""
+"""The folders of a work directory that are written to."""
 PACKAGES = ('attnlab', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'ml_collections', 'numpy')
 
 
 CODE = ('--', ':/', ':(top,exclude)*.md')
-"""Of a checkout, all but its pages, as git names it."""
+"""All of a checkout but its Markdown pages, as arguments of git."""
 
 FACTS = frozenset({'data', 'implementations', 'parameters', 'flops_per_token', 'state_bytes_per_sequence'})
 """Keys that every start records besides its environment."""
 
 MADE = ('edited', 'merged', 'quantized')
-"""Keys of a start that made its run of others; a run has one of them, or none."""
+"""Keys of a start whose run was made from other runs; a start has one of them, or none."""
 
 
 def saved_config(workdir: pathlib.Path) -> ConfigDict:
@@ -68,8 +68,13 @@ def starts(workdir: pathlib.Path) -> list[dict[str, Any]]:
     return listed
 
 
+def forked_at(workdir: pathlib.Path) -> int:
+    """The step at which a run went on from another, whose metrics it has up to there; 0 of one that did not."""
+    return next(iter(starts(workdir)), {}).get('from', {}).get('step', 0)
+
+
 def makings(start: Mapping[str, Any]) -> list[list[Any]]:
-    """How the run of a start was made of others, each by name of `MADE` and record, the newest last; empty if trained.
+    """How the run of a start was made from others: names of `MADE` with their records, newest last; empty if trained.
 
     `made_before` has those of the run that it was made of.
     """
@@ -96,8 +101,9 @@ def check_claim(workdir: pathlib.Path, config: ConfigDict) -> None:
     if path.exists():
         differing = differences(configs.load(path), config)
         if differing:
-            shown = '; '.join(differing[:8]) + ('; ...' if len(differing) > 8 else '')
-            raise UserError(f'{workdir} holds a run with another config ({shown}): choose another --workdir')
+            raise UserError(
+                f'{workdir} holds a run with another config ({listed(differing)}): choose another --workdir'
+            )
         return
     # Another process of this run may be writing it at this moment, or may have died while writing.
     if workdir.exists() and any(
@@ -183,6 +189,11 @@ def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
         for key in sorted(before.keys() | after.keys())
         if before.get(key, absent) != after.get(key, absent)
     ]
+
+
+def listed(differing: list[str]) -> str:
+    """The first eight of what differs, for a message."""
+    return '; '.join(differing[:8]) + ('; ...' if len(differing) > 8 else '')
 
 
 def record(workdir: pathlib.Path, facts: dict[str, Any]) -> None:

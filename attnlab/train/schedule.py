@@ -145,7 +145,9 @@ class Constant(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class Staircase(Schedule):
-    """Linear warm-up, then `peak_lr factor^k` on stair k, from 0: every stair is as long.
+    """Linear warm-up, then `peak_lr factor^k` on stair k, from 0, whose first step is the last of the warm-up.
+
+    Every stair is as long.
 
     Attributes:
       warmup: duration of the warm-up.
@@ -166,7 +168,7 @@ class Staircase(Schedule):
             raise UserError(f'factor is {self.factor}; it must be a fraction above 0, at most 1')
 
         def shape(step: jax.Array) -> jax.Array:
-            return self.factor ** (jnp.maximum(step - 1 - hold, 0) // max(every, 1))
+            return self.factor ** (jnp.maximum(step - max(warm, 1) - hold, 0) // max(every, 1))
 
         return _warmed(shape, warm, peak_lr)
 

@@ -97,6 +97,11 @@ class Compiled:
         return self.model.outputs
 
     @functools.cached_property
+    def missing(self) -> bool:
+        """Whether a head takes several labels of which some are missing, which are -1."""
+        return any(head.missing for head in heads(self.model))
+
+    @functools.cached_property
     def abstract(self) -> TrainState:
         """Shapes, types and shardings of the train state."""
         shapes = jax.eval_shape(self._initialize, self._setup.scalars.seed)
@@ -255,7 +260,7 @@ class Setup:
     def scalars(self) -> Scalars:
         """This run's scalars; the seed in the form that `jax.random.key` takes."""
         seed = np.int64(self.seed).astype(jax.dtypes.canonicalize_dtype(np.int64))
-        return Scalars(seed, Rates(*map(np.float32, self.optimizer.rates)))
+        return Scalars(seed, jax.tree.map(np.float32, self.optimizer.rates))
 
     @property
     def whole(self) -> NamedSharding:
@@ -295,7 +300,8 @@ class Setup:
         if np.issubdtype(batch['tokens'].dtype, np.integer):
             check_indices(f'tokens of {task}', batch['tokens'], self.task.vocab, 'in the vocabulary')
         if np.issubdtype(labels.dtype, np.integer):
-            check_indices(f'labels ({self.task.labels}) of {task}', labels, self.compiled.outputs, 'classes')
+            lowest = -1 if self.compiled.missing and labels.ndim > 1 else 0
+            check_indices(f'labels ({self.task.labels}) of {task}', labels, self.compiled.outputs, 'classes', lowest)
         _, parts = self._feed
         placed = {}
         for name, rows in batch.items():
@@ -348,7 +354,7 @@ class Setup:
             evaluator.load_data(self)
 
     def check(self) -> None:
-        """Raises `UserError` for what could not be trained as it says.
+        """Raises `UserError` for a config that cannot be trained as it is given.
 
         A batch that does not divide into its accumulation parts or over the mesh, or that is divided into parts before
         a head that looks at all of it; a part that follows the batches of training, where nothing tells it of them.

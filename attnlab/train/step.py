@@ -43,7 +43,8 @@ def make_step(
     failed step, and any step dispatched after it, leave the last good state for diagnosis.
 
     With `accumulate=n` the batch is processed in n parts in turn; loss and gradient are those of the whole batch where
-    rows do not depend on each other; a norm over the batch, or a head with `of_batch`, would see a part at a time.
+    rows do not depend on each other; a norm over the batch, the balance and the capacity of experts, or a head with
+    `of_batch`, would see a part at a time.
     With `ema` the state's average of the parameters moves with them, by this decay (`attnlab.train.average`). Buffers
     that are drawn or measured follow (`attnlab.train.redraw`, `attnlab.train.moving`). The norm is of the gradients
     that `trained` leaves, as those of frozen parameters are not used.

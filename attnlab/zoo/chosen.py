@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ml_collections import ConfigDict
 
 from attnlab.blocks.block import Block
-from attnlab.blocks.layer import MixerAndMLP, MixersAlone, joined
+from attnlab.blocks.layer import POINTS, MixerAndMLP, MixersAlone, check_points, joined
 from attnlab.config import choose, set_value, spec, spec_of
 from attnlab.errors import UserError, nearest
 from attnlab.mixers.combine import Backwards, SideBySide
@@ -98,10 +98,6 @@ def padded_recipe(recipe: Recipe, name: str) -> Recipe:
     return recipe
 
 
-POINTS = 'ABCD'
-"""Where residual convolutions may stand: A before mixers, B within them, C before channel mixers, D within these."""
-
-
 def convolved(recipe: Recipe, conv: str) -> Recipe:
     """Returns the recipe with the short convolutions that `conv` names, for all recipes of a comparison or none.
 
@@ -130,8 +126,7 @@ def convolved(recipe: Recipe, conv: str) -> Recipe:
         raise UserError(f'conv={conv} must be 0, 1, none, canon, or points among {POINTS}, each at most once')
     if not isinstance(recipe.layer, MixerAndMLP | MixersAlone):
         raise UserError(f'conv={conv} goes with recipes that are mixers; blocks that wire their own branches take none')
-    if isinstance(recipe.layer, MixersAlone) and set(points) & set('CD') and set(points) != set(POINTS):
-        raise UserError(f'C and D of conv={conv} are at channel mixers, and layers of this recipe have none; choose AB')
+    check_points(points, not isinstance(recipe.layer, MixersAlone))
     pattern = recipe.pattern
     if 'B' in points:
         for mixer in pattern:

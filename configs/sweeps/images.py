@@ -2,9 +2,10 @@
 
     attnlab sweep --config=sweeps/images:zoo=swin,data=same_different --study=studies/same-different-swin
 
-All other arguments are those of `configs/images.py`. The rates are from 3e-4 to 1e-2, two to a power of ten. The
-study's metric is the loss on the validation split, which is evaluated as often as the config evaluates; the test split
-is, once, at the end of every run, and by its loss the best rate is judged with fresh seeds.
+All other arguments are those of `configs/images.py`. The rates are from 3e-4 to 1e-2, two to a power of ten, of
+another optimiser than AdamW times its factor in `attnlab.run_config.OPTIMIZERS`. The study's metric is the loss on the
+validation split, which is evaluated as often as the config evaluates; the test split is, once, at the end of every run,
+and by its loss the best rate is judged with fresh seeds.
 """
 
 import pathlib
@@ -14,6 +15,7 @@ from ml_collections import ConfigDict
 from attnlab.config import apart, whole
 from attnlab.configuration import config_of
 from attnlab.experiment.splits import chosen_on_valid
+from attnlab.run_config import moved
 from attnlab.sweep.sweep import rates_config
 
 IMAGES = pathlib.Path(__file__).parents[1] / 'images.py'
@@ -27,4 +29,5 @@ def get_config(arg: str = '') -> ConfigDict:
     with base.unlocked():
         base.evals = chosen_on_valid(base.evals)
     seeds = whole('seeds', given['seeds'])
-    return rates_config(base, RATES, seeds=seeds, metric='valid/all/loss', reported='test/all/loss')
+    rates = moved(RATES, base.optimizer)
+    return rates_config(base, rates, seeds=seeds, metric='valid/all/loss', reported='test/all/loss')

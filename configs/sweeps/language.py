@@ -8,7 +8,7 @@
 For every mixer the points, seeds and number of runs are the same, so that comparisons are fair; of `search=tpe`, whose
 points after the first ten follow from the scores of each mixer, the space in the place of the points. The text that
 chooses is the text that is reported: what is fresh in the runs that confirm the best is their seeds.
-`optimizer` moves the ranges by the factors of `attnlab.run_config.OPTIMIZERS`.
+The optimiser, also that of a base, moves the ranges by its factors in `attnlab.run_config.OPTIMIZERS`.
 `search` is `quasi`, `random`, `tpe` or `grid`. `pruner` stops poor runs early: `asha`,
 `hyperband` or `none`; a grid stops none.
 """
@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from attnlab.config import arguments, choose, spec, whole
 from attnlab.configuration import config_of
 from attnlab.errors import UserError
-from attnlab.run_config import CHOICES, OPTIMIZERS
+from attnlab.run_config import CHOICES, choice_of, moved
 from attnlab.sweep.search import Asha, GridSearch, Hyperband, Pruner, QuasiRandom, RandomSearch, Tpe
 from attnlab.sweep.space import Grid, LogUniform
 from attnlab.sweep.sweep import sweep_config
@@ -37,17 +37,16 @@ def get_config(arg: str = '') -> ConfigDict:
     defaults = {'zoo': 'mha', 'size': 'tiny', **data, 'residual': 'plain', 'init': 'framework', **CHOICES}
     chosen = arguments(arg, search='quasi', pruner='', trials='16', base='', **defaults)
     base = _base(chosen['base'], {name: chosen[name] for name in defaults}, defaults)
-    usual = choose(OPTIMIZERS, 'optimizer', chosen['optimizer'] or 'adamw')
     sampler = choose(SEARCHES, 'search', chosen['search'])
     if sampler is GridSearch:
         if choose(PRUNERS, 'pruner', chosen['pruner'] or 'none') is not None:
             raise UserError(
                 f'search=grid runs every point to its end; pruner={chosen["pruner"]} is for the other searches'
             )
-        rates = tuple(rate * usual.peak_lr for rate in RATES)
-        space = {'rate': spec(Grid, key='optimizer.peak_lr', values=rates)}
+        space = {'rate': spec(Grid, key='optimizer.peak_lr', values=moved(RATES, base.optimizer))}
         return sweep_config(base, space, sampler=spec(sampler), seeds=(0, 1, 2), metric='valid/loss')
     pruner = choose(PRUNERS, 'pruner', chosen['pruner'] or 'asha')
+    usual = choice_of(base.optimizer)
     space = {
         'rate': _range('optimizer.peak_lr', 3e-4, 1e-2, usual.peak_lr),
         'decay': _range('optimizer.weight_decay', 1e-2, 1.0, usual.weight_decay),

@@ -4,10 +4,10 @@
 
 All other arguments are those of `configs/recall.py`. `mqar` has the four rates of Arora et al. 2023,
 https://arxiv.org/abs/2312.04927, from 1e-4 to 1e-2, `mqar_mixed` the four of Arora et al. 2024,
-https://arxiv.org/abs/2402.18668, from 1e-3 to 10^-1.5; other tasks have the first four. Every rate is run with
-`seeds=`, one by default, as the papers have it; report the best and the median. The best is chosen by the accuracy on
-validation examples, of tasks with real answers by the loss, and run with fresh seeds, whose accuracy or loss is that on
-test examples.
+https://arxiv.org/abs/2402.18668, from 1e-3 to 10^-1.5; other tasks have the first four; of another optimiser than AdamW
+they are times its factor in `attnlab.run_config.OPTIMIZERS`. Every rate is run with `seeds=`, one by default, as the
+papers have it; report the best and the median. The best is chosen by the accuracy on validation examples, of tasks with
+real answers by the loss, and run with fresh seeds, whose accuracy or loss is that on test examples.
 """
 
 import pathlib
@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from attnlab.config import arguments, spec, whole
 from attnlab.configuration import config_of
 from attnlab.experiment.splits import chosen_on_valid
-from attnlab.run_config import CHOICES
+from attnlab.run_config import CHOICES, moved
 from attnlab.sweep.sweep import rates_config
 from attnlab.tasks.synthetic import InContextRegression
 
@@ -38,7 +38,7 @@ def get_config(arg: str = '') -> ConfigDict:
     metric, goal = ('loss', 'min') if base.task.target == spec(InContextRegression).target else ('accuracy', 'max')
     return rates_config(
         base,
-        MIXED if chosen['task'] == 'mqar_mixed' else RATES,
+        moved(MIXED if chosen['task'] == 'mqar_mixed' else RATES, base.optimizer),
         seeds=whole('seeds', chosen['seeds']),
         metric=f'valid/1x/{metric}',
         goal=goal,

@@ -2,9 +2,10 @@
 
     attnlab sweep --config=sweeps/series:zoo=mha,data=seasonal,horizon=96 --study=studies/seasonal-mha
 
-All other arguments are those of `configs/series.py`. The rates are from 1e-4 to 1e-2, two to a power of ten. The
-study's metric is the mean squared error on the validation split, of `task=classification` the loss there; the test
-split is evaluated once, at the end of every run, and by the same on it the best rate is judged with fresh seeds.
+All other arguments are those of `configs/series.py`. The rates are from 1e-4 to 1e-2, two to a power of ten, of
+another optimiser than AdamW times its factor in `attnlab.run_config.OPTIMIZERS`. The study's metric is the mean squared
+error on the validation split, of `task=classification` the loss there; the test split is evaluated once, at the end of
+every run, and by the same on it the best rate is judged with fresh seeds.
 """
 
 import pathlib
@@ -13,6 +14,7 @@ from ml_collections import ConfigDict
 
 from attnlab.config import apart, whole
 from attnlab.configuration import config_of
+from attnlab.run_config import moved
 from attnlab.sweep.sweep import rates_config
 
 SERIES = pathlib.Path(__file__).parents[1] / 'series.py'
@@ -25,4 +27,5 @@ def get_config(arg: str = '') -> ConfigDict:
     base = config_of(SERIES, rest)
     number = 'all/loss' if 'task=classification' in rest.split(',') else '1x/mse'
     seeds = whole('seeds', given['seeds'])
-    return rates_config(base, RATES, seeds=seeds, metric=f'valid/{number}', reported=f'test/{number}')
+    rates = moved(RATES, base.optimizer)
+    return rates_config(base, rates, seeds=seeds, metric=f'valid/{number}', reported=f'test/{number}')

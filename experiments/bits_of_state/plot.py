@@ -27,7 +27,7 @@ def figure(rows):
             axis.plot(*zip(*points, strict=True), marker=look.marker, color=look.colour, label=recipe)
         axis.set(title=what, xlabel='bits', yscale='log')
         axis.invert_xaxis()
-    axes[0].set_ylabel('additional loss, nats per byte')
+    axes[0].set_ylabel(f'additional loss, nats per byte (at least {LEAST:g})')
     legend_beside(figure, axes[0])
     return figure
 

@@ -10,7 +10,7 @@ ERRORS = ('error', 'misrouted', 'misplaced', 'excess')
 
 
 def figure(rows):
-    """The loss on text at each best rate; errors over samples, with as many experts and with twice as many."""
+    """The loss on text at each best rate; mean errors over samples, with as many experts and with twice as many."""
     texts, planted = best_texts(rows), of_planted(rows)
     shown_errors = [
         (name, fitted) for fitted in dict.fromkeys(fitted for _, fitted in planted) for name in ('error', 'misrouted')
@@ -24,7 +24,7 @@ def figure(rows):
     for axis, (name, fitted) in zip(errors, shown_errors, strict=True):
         for (gate, count), found in planted.items():
             if count == fitted:
-                means = [np.exp(np.mean(np.log(values[name]))) for values in found.values()]
+                means = [np.mean(values[name]) for values in found.values()]
                 axis.plot(list(found), means, marker='o', color=looks[gate].colour, label=gate)
         of = {'error': 'experts', 'misrouted': 'gate'}[name]
         axis.set(title=f'{fitted} fitted to 4 planted', xlabel='points', xscale='log', yscale='log')

@@ -1,4 +1,4 @@
-"""The confirmed accuracy of every mixer, a panel a task, seed by seed; and by what makes examples of a task harder."""
+"""The confirmed accuracy of every mixer, a panel a task, seed by seed; by difficulty too where examples have one."""
 
 import numpy as np
 

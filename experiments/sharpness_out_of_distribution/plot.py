@@ -1,10 +1,10 @@
-"""Accuracy, and the share of the weights that the largest item gets, over the number of items."""
+"""Accuracy, and the share of the weights that the largest item gets, over the number of items, with 95 % intervals."""
 
 import numpy as np
 
 from attnlab.data.synthetic.sets import MaxRetrieval
-from attnlab.evals.measured import SHARE
-from attnlab.experiment.results import legend_beside, named_parts, panels, plus_minus
+from attnlab.evals.measured import SHARE, of_seeds
+from attnlab.experiment.results import legend_beside, named_parts, panels
 
 TRAINED = 16
 ADAPTIVE = 'adaptive temperature'
@@ -14,15 +14,19 @@ SETS = 1024
 
 
 def figure(rows):
-    """A panel each; lines are means over seeds."""
+    """A panel each; lines are means, and bands 95 % intervals, of accuracies as the table has them."""
     figure, axes = panels(2, width=5)
     for name, seeds in curves(rows).items():
         dashed = '--' if name == ADAPTIVE else '-'
         for axis, metric in zip(axes, ('accuracy', 'share'), strict=True):
             items = [int(count) for count in seeds[0][metric]]
-            values = np.array([list(seed[metric].values()) for seed in seeds])
-            axis.plot(items, values.mean(axis=0), dashed, marker='o', ms=3, label=name)
-            axis.fill_between(items, values.min(axis=0), values.max(axis=0), alpha=0.12, lw=0)
+            by_items = zip(*(seed[metric].values() for seed in seeds), strict=True)
+            shown = [measured(values, metric) for values in by_items]
+            axis.plot(items, [each.mean for each in shown], dashed, marker='o', ms=3, label=name)
+            # One seed has no interval.
+            if len(seeds) > 1:
+                ends = zip(*((each.low, each.high) for each in shown), strict=True)
+                axis.fill_between(items, *ends, alpha=0.12, lw=0)
     for axis, label in zip(axes, ('accuracy', 'share of weights on the largest'), strict=True):
         axis.axvline(TRAINED, color='0.6', lw=1, ls=':')
         axis.set_xscale('log', base=2)
@@ -44,14 +48,16 @@ def table(rows):
 
 
 def _line(name, seeds, items):
-    accuracies = [_accuracy([seed['accuracy'][count] for seed in seeds]) for count in items]
+    accuracies = [measured([seed['accuracy'][count] for seed in seeds]).text(3) for count in items]
     shares = [f'{np.mean([seed["share"][count] for seed in seeds]):.3f}' for count in (items[1], items[-1])]
     return [name, *accuracies, *shares]
 
 
-def _accuracy(values):
+def measured(values, metric='accuracy'):
+    """The mean over seeds with its interval, which has the noise of the sets where they are known to be that many."""
     share = np.mean(values)
-    return plus_minus(values, 3, noise=(share * (1 - share) / SETS) ** 0.5, bounds=SHARE)
+    noise = (share * (1 - share) / SETS) ** 0.5 if metric == 'accuracy' else None
+    return of_seeds(values, noise).within(*SHARE)
 
 
 def curves(rows):

@@ -60,14 +60,14 @@ def checked() -> list[type]:
     ]
 
 
-def wrong(name: str, hint: object) -> list[object]:
-    """Values that a parameter cannot have, by its annotation."""
+def wrong(name: str, hint: object, default: object) -> list[object]:
+    """Values that a parameter cannot have, by its annotation and default."""
     admitted = members(hint)
     if Any in admitted or any(not isinstance(kind, type) or 'jaxtyping' in kind.__module__ for kind in admitted):
         return []
     values: list[object] = []
     if int in admitted:
-        values += [True, 1.5, -1, *([] if name in FROM_ZERO else [0])]
+        values += [True, 1.5, -1, *([] if name in FROM_ZERO or default == 0 else [0])]
     if float in admitted:
         values += [True, float('nan')]
     if str not in admitted:
@@ -80,7 +80,7 @@ def wrong(name: str, hint: object) -> list[object]:
 @pytest.mark.parametrize('kind', checked(), ids=lambda kind: kind.__name__)
 def test_every_parameter_of_every_class(kind):
     taken = parameters(kind).items()
-    for name, value in [(each, value) for each, parameter in taken for value in wrong(each, parameter.kind)]:
+    for name, value in [(each, value) for each, parameter in taken for value in wrong(each, *parameter)]:
         with pytest.raises(UserError) as caught:
             kind(**{name: value})
         said = str(caught.value)

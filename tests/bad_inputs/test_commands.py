@@ -114,7 +114,7 @@ FLAGS = [
     ('generate --workdir={run} --regex=', '--regex is empty; give it a value, or leave it out'),
     ('generate --workdir={run} --regex=(a', "the pattern '(a' makes no automaton"),
     ('generate --workdir={run} --regex=aaaa --tokens=3', "no text of at most 3 tokens matches 'aaaa'"),
-    ('generate --workdir={run} --tested=drawn', '--tested is for --regex or --grammar, of which none is given'),
+    ('generate --workdir={run} --tested=drawn', '--tested is for --regex or --grammar, neither of which is given'),
     ('generate --workdir={run} --grammar=', '--grammar is empty; give it a value, or leave it out'),
     ('generate --workdir={run} --grammar={tmp}/none', 'which cannot be read'),
     ('generate --workdir={run} --grammar={text}', 'the grammar is none in the notation of Lark'),

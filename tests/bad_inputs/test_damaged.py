@@ -63,7 +63,8 @@ def test_what_has_no_end_is_not_read(place, capsys, command, file, make):
     make(path)
     assert main([word.format_map(place) for word in command.split()]) == 2
     error = capsys.readouterr().err
-    assert f'{path} is a pipe, a folder or a device, where a file is read' in error and 'Traceback' not in error, error
+    said = f'{path} is not a regular file (a pipe, folder or device): replace it with the file'
+    assert said in error and 'Traceback' not in error, error
 
 
 def test_files_behind_links_are_read(place, capsys):
@@ -116,3 +117,14 @@ def test_lines_of_metrics_that_are_lost_are_said(tmp_path):
     assert path.read_text() == f'{lines[0]}\n{lines[2]}\n'
     path.write_text('\n'.join(lines) + '\n')
     assert keep_until(path, 40, 10) == [] and keep_until(path, 30, 10) == []
+
+
+def test_a_fork_that_reports_at_other_steps_has_lost_nothing(tmp_path):
+    """Up to its step the metrics are those of the other run, at that one's steps."""
+    path = tmp_path / 'metrics.jsonl'
+    lines = [json.dumps({'step': step, 'train/loss': 1.0}) for step in (10, 20, 24, 28)]
+    path.write_text('\n'.join(lines) + '\n')
+    assert 'lacks 4 of the reports' in keep_until(path, 30, 4)[0]
+    assert keep_until(path, 30, 4, begun=20) == [] and keep_until(path, 30, 4, begun=22) == []
+    path.write_text('\n'.join(lines[:3]) + '\n')
+    assert 'lacks 1 of the reports' in keep_until(path, 30, 4, begun=22)[0]

@@ -15,9 +15,8 @@ from attnlab.mixers.convolution.gated import GatedConvolution
 from attnlab.mixers.linear.inline import LocalResidual
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.mixers.spatial.linear import GridInLine
-from attnlab.nn.convolutions import DepthwiseConv
+from attnlab.nn.convolutions import CentredConv, DepthwiseConv
 from attnlab.nn.mlps import ConvolvedMLP, GatedMLP
-from attnlab.nn.neighbours import CentredConv
 from attnlab.nn.norms import HeadRMSNorm
 from attnlab.nn.preludes import Canon, ShortConv
 from attnlab.testing.contract import Subject, claimed
@@ -137,7 +136,7 @@ def test_at_b_a_convolution_stands_behind_norms_of_queries_and_keys():
         ('uniattn', 'A', 'blocks that wire their own branches take none'),
         ('mla', 'B', 'needs a mixer with a prelude'),
         ('path', 'none', r'conv=none: .*\.PathAttention keeps a convolution'),
-        ('mamba', 'AD', 'are at channel mixers, and layers of this recipe have none; choose AB'),
+        ('mamba', 'AD', 'are at channel mixers, and layers of this model have none; choose AB'),
     ],
 )
 def test_what_has_no_such_points_says_so(zoo, conv, message):

@@ -134,4 +134,4 @@ def test_formats_that_are_none_and_formats_of_what_is_no_table_are_refused(capsy
     assert main(['zoo', '--format=xml']) == 2
     assert 'plain|json|csv|markdown' in capsys.readouterr().err
     assert main(['train', '--config=language', '--format=json', '--workdir=nowhere']) == 2
-    assert '--format is of tables' in capsys.readouterr().err
+    assert '--format is for tables' in capsys.readouterr().err

@@ -32,6 +32,7 @@ ROOT = pathlib.Path(__file__).parents[2]
                 'zoo=mha,sequence=4',
                 'zoo=gla,sequence=4',
                 'zoo=mamba,sequence=4',
+                'zoo=lru,sequence=4',  # Complex states: libtpu scatters no complex sums.
                 'zoo=gated_delta_net,data=2,sequence=2',
             ],
             id='time',

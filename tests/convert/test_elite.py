@@ -13,6 +13,9 @@ from attnlab.functional.rotary import rotary_angles
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.nn.positions import Alibi, Rope
 from attnlab.nn.preludes import ShortConv
+from attnlab.quantize.formats import Symmetric
+from attnlab.quantize.layers import Quantization
+from attnlab.quantize.training import rounding_called
 from attnlab.testing.contract import context
 from attnlab.testing.noise import noise
 from attnlab.testing.tolerances import assert_close
@@ -133,6 +136,17 @@ def test_padding_does_not_count():
 def test_other_attention_is_refused(kwargs: dict):
     with pytest.raises(UserError, match='elite frequencies need'):
         to_elite(attention(**kwargs), ALL)
+
+
+@pytest.mark.parametrize(
+    'how',
+    [rounding_called('int3'), rounding_called('+int8'), Quantization(Symmetric(3))],
+    ids=('weights', 'inputs', 'stored'),
+)
+def test_maps_that_are_rounded_are_refused(how):
+    mixer = how(nnx.Dict(mixer=attention())).mixer
+    with pytest.raises(UserError, match='not a Linear that computes with its weights as they are'):
+        to_elite(mixer, ALL)
 
 
 def test_more_than_there_is_is_refused():

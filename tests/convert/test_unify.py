@@ -20,6 +20,9 @@ from attnlab.models.model import Model
 from attnlab.models.stack import Stack
 from attnlab.nn.mlps import GatedMLP
 from attnlab.nn.positions import Rope
+from attnlab.quantize.formats import Symmetric
+from attnlab.quantize.layers import Quantization
+from attnlab.quantize.training import rounding_called
 from attnlab.testing.tolerances import assert_close
 from attnlab.zoo import ZOO
 from pallas_kernels import Softmax
@@ -82,8 +85,11 @@ def test_the_compensation_makes_up_for_the_difference_as_far_as_it_can(length: i
 
 
 @pytest.mark.slow
-def test_groups_of_one_change_nothing():
-    model = language_model()
+@pytest.mark.parametrize(
+    'how', [None, Quantization(Symmetric(4)), rounding_called('int4+int8')], ids=('whole', 'stored', 'rounded')
+)
+def test_groups_of_one_change_nothing(how):
+    model = language_model() if how is None else how(nnx.clone(language_model()))
     converted = unified(model, tokens(6), layers=1)
     ctx = Context.full(5, 6)
     expected, actual = (each.hidden(tokens(6), ctx)[0] for each in (model, converted))

@@ -29,7 +29,19 @@ FOLDERS = sorted(path.parent for path in pathlib.Path(__file__).parents[2].glob(
         ({}, (1.95, 1.96, 1.97), 'differs: by +0.08'),
         ({'guess': 'bytes'}, (1.95, 1.96, 1.97), 'differs: by +0.08; best guess: bytes'),
         ({'spread': 0.1}, (1.95, 1.96, 1.97), 'agrees'),
-        ({}, (1.89,), 'differs: by +0.01'),
+        ({}, (1.88,), 'agrees'),
+        ({}, (1.89,), 'not comparable: 1 seed has no interval; the difference is +0.01'),
+        ({'spread': 0.01}, (1.885,), 'not comparable: 1 seed has no interval; the difference is +0.005'),
+        ({'direction': 'at least'}, (1.9,), 'not comparable: 1 seed has no interval; the difference is +0.02'),
+        ({'direction': 'at least'}, (1.5,), 'not comparable: 1 seed has no interval; the difference is -0.38'),
+        ({}, (1.87, 1.90), 'not comparable: 2 seeds have no interval; the difference is +0.005'),
+        ({}, (1.75, 2.01), 'not comparable: 2 seeds have no interval; the difference is +0'),
+        ({}, (1.88, 1.88), 'agrees'),
+        (
+            {'direction': 'at least', 'spread': 0.01},
+            (1.875, 1.876),
+            'not comparable: 2 seeds have no interval; the difference is -0.0045',
+        ),
         ({'direction': 'at most'}, (1.5, 1.6, 1.7), 'agrees'),
         ({'direction': 'at least'}, (1.5, 1.5, 1.5), 'differs: by -0.38'),
         ({'direction': 'at least'}, (1.0, 2.0, 3.0), 'not comparable: our interval reaches across the bound'),
@@ -53,8 +65,11 @@ def test_several_numbers_of_one_protocol_have_a_row_and_a_panel_each():
     _, *lines = published_table(claims, rows)
     assert [line[0] for line in lines] == ['wide: validation loss', 'wide_deep: validation loss']
     assert [line[3] for line in lines] == ['1.8700, 1.8800, 1.9000', '1.6000']
-    assert [line[-1] for line in lines] == ['agrees', 'differs: by +0.1']
+    assert [line[2] for line in lines] == ['1.8833 [1.8454, 1.9213]', '1.6000']
+    assert [line[-1] for line in lines] == ['agrees', 'not comparable: 1 seed has no interval; the difference is +0.1']
     assert [len(axes.lines[0].get_xdata()) for axes in PublishedPlot(claims).figure(rows).axes] == [3, 1]
+    _, line = published_table(claims_of(CLAIM), rows[:2])
+    assert line[2] == '1.8750 (1.8700 to 1.8800)'
 
 
 def test_seeds_that_are_left_where_others_failed_have_no_interval_and_no_verdict():
@@ -67,7 +82,12 @@ def test_seeds_that_are_left_where_others_failed_have_no_interval_and_no_verdict
     assert wide[-1] == 'not comparable: 2 of 5 seeds did not come to their end'
     assert deep[-1] == 'agrees' and '[' in deep[2]
     assert step[-1] == 'not comparable: 2 of 11 seeds did not come to their end'
-    assert [len(axes.patches) for axes in plot.figure(rows).axes] == [0, 1, 0]
+    figure = plot.figure(rows)
+    assert [len(axes.patches) for axes in figure.axes] == [0, 1, 0]
+    # Beside the panels, where its marker is no seed, and of what is in any of them.
+    assert [axes.get_legend() for axes in figure.axes] == [None] * 3
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ['ours', 'published', 'mean of ours, 95 %']
 
 
 def test_two_numbers_of_the_same_runs_have_a_row_each():

@@ -409,7 +409,7 @@ def test_an_experiment_that_was_stopped_is_not_taken_for_a_finished_one(done, tm
     ('options', 'sentence'),
     [
         (['--report', '--dry_run'], '--report and --dry_run do not go together'),
-        (['--workers=2'], '--workers is of the trials of studies that are run'),
+        (['--workers=2'], '--workers is for experiments of studies that are run'),
     ],
 )
 def test_options_that_would_change_nothing_are_refused(done, options, sentence, capsys):

@@ -15,7 +15,7 @@ from attnlab.functional.documents import (
     document_slots,
     local_sum,
 )
-from attnlab.nn.neighbours import CentredConv
+from attnlab.nn.convolutions import CentredConv
 from attnlab.testing.noise import noise
 
 ROW = [0, 0, 1, 1, 1, 2, 3, 3, 3, 0]

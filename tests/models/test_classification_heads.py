@@ -381,7 +381,7 @@ def test_several_labels_of_an_example_may_be_missing():
     one = head.losses(hidden[1:], jnp.asarray([3], jnp.int32))
     np.testing.assert_allclose(both[1:], one, rtol=1e-5)
     np.testing.assert_allclose(one, softmax_loss(head.logits(hidden[1:]), jnp.asarray([3], jnp.int32)), rtol=1e-5)
-    with pytest.raises(UserError, match='targets'):
+    with pytest.raises(UserError, match='targets are from 1 to 5; there are 4 classes, so they must be from -1 to 3'):
         head.losses(hidden, labels + 2)
 
 

@@ -26,7 +26,7 @@ from attnlab.models.predictor import Distributional, Predictor, Stacked
 from attnlab.models.stack import Stack
 from attnlab.nn.norms import EvoNormB0
 from attnlab.nn.positions import LearnedPlaces
-from attnlab.nn.windows import Covariates, InstanceNorm, LastValue, MovingAverage, WindowGain
+from attnlab.nn.series_windows import Covariates, InstanceNorm, LastValue, Trend, WindowGain
 from attnlab.testing.noise import noise, perturbed
 
 LOOKBACK, HORIZON, VARIATES = 12, 4, 3
@@ -80,14 +80,14 @@ def test_forecasts_follow_a_shift_and_instance_norm_a_factor(by, factor):
 
 def test_rest_and_trend_span_what_the_window_spans():
     """In closed form: DLinear is Linear, and has its forecasts where its two maps are that map."""
-    plain, divided = linear(), linear(decomposition=MovingAverage(5))
+    plain, divided = linear(), linear(decomposition=Trend(5))
     weight = plain.head.weight[...]
     divided.head.weight[...] = jnp.concatenate([weight, weight], axis=1)
     divided.head.bias[...] = plain.head.bias[...]
     np.testing.assert_allclose(forecast(divided), forecast(plain), atol=1e-5)
 
     x, targets = (np.asarray(one, np.float64) for one in (noise(40, LOOKBACK, 1), noise(40, 1, seed=3)))
-    parts = np.concatenate([np.asarray(part)[..., 0] for part in MovingAverage(5).divide(jnp.asarray(x))], axis=1)
+    parts = np.concatenate([np.asarray(part)[..., 0] for part in Trend(5).divide(jnp.asarray(x))], axis=1)
     fitted = [one @ np.linalg.lstsq(one, targets, rcond=1e-6)[0] for one in (x[..., 0], parts)]
     np.testing.assert_allclose(*fitted, atol=1e-4)
 

@@ -19,7 +19,9 @@ from attnlab.models.multiscale import MultiscaleForecaster
 from attnlab.models.stack import Stack
 from attnlab.nn.adapters import LowRankChanges, linear_maps
 from attnlab.nn.positions import LearnedPlaces
-from attnlab.nn.windows import Covariates, InstanceNorm
+from attnlab.nn.series_windows import Covariates, InstanceNorm
+from attnlab.quantize.formats import Symmetric
+from attnlab.quantize.layers import Quantization
 from attnlab.testing.noise import noise, perturbed
 
 LOOKBACK, HORIZON, VARIATES, DIM, PATCH = 32, 8, 2, 8, 4
@@ -103,6 +105,14 @@ def test_a_change_of_rank_two_is_added_to_every_matrix_of_a_mixer():
         assert np.linalg.matrix_rank(np.asarray(linear.weight[...]) - weight, tol=1e-4) == 2
     with pytest.raises(UserError, match='LearnedPlaces has no linear maps'):
         LowRankChanges(LearnedPlaces(DIM, grid=(1, 2), rngs=nnx.Rngs(0)), rank=2, rngs=nnx.Rngs(0))
+
+
+def test_weights_that_are_added_to_are_not_stored_but_inputs_are_rounded():
+    with pytest.raises(UserError, match='a linear map of Attention is a QuantizedLinear, to whose stored weight'):
+        Quantization(Symmetric(8))(multiscale()).hidden(X, CTX)
+    expected, _ = multiscale().hidden(X, CTX)
+    found, _ = Quantization(inputs=Symmetric(8))(multiscale()).hidden(X, CTX)
+    np.testing.assert_allclose(found, expected, atol=0.1)
 
 
 def test_everything_new_has_a_gradient_and_one_scale_none_on_the_head_of_another():

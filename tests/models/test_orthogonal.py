@@ -18,7 +18,7 @@ from attnlab.models.heads.affine import AffineHead
 from attnlab.models.heads.orthogonal import OrthogonalHead
 from attnlab.models.heads.quantile import MixtureDensityHead
 from attnlab.models.inputs.series import OrthogonalVariates
-from attnlab.nn.windows import InstanceNorm, WindowGain
+from attnlab.nn.series_windows import InstanceNorm, WindowGain
 from attnlab.testing.noise import noise, perturbed
 
 LOOKBACK, HORIZON, VARIATES, DIM, CHANNELS = 12, 4, 3, 8, 2

@@ -131,5 +131,5 @@ def test_mlps_hold_parameters_of_their_nonlinearity(make):
 def test_mistakes_are_named():
     with pytest.raises(UserError, match="there is no activation 'prel'; did you mean 'prelu'"):
         MLP(8, activation='prel', rngs=nnx.Rngs(0))
-    with pytest.raises(UserError, match="activation 'prelu' has parameters, which this part has no place for"):
+    with pytest.raises(UserError, match="activation 'prelu' has parameters, and this part cannot hold any"):
         activation('prelu')

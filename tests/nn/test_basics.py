@@ -11,7 +11,7 @@ from attnlab.models.inputs.embedding import Embedding
 from attnlab.nn.activations import ACTIVATIONS, activation
 from attnlab.nn.mlps import MLP, GatedMLP, NormedGatedMLP
 from attnlab.nn.norms import HeadOffsetRMSNorm, OffsetRMSNorm, RMSNorm
-from attnlab.nn.projections import Linear
+from attnlab.nn.projections import BlockDiagonal, Linear
 from attnlab.testing.noise import noise, perturbed
 
 
@@ -41,6 +41,31 @@ def test_linear_names_axes_and_groups():
     assert linear.weight.get_metadata()['group'] == 'matrix'
     assert linear.bias.get_metadata()['axes'] == ('mlp',)
     assert linear.bias.get_metadata()['group'] == 'vector'
+
+
+def test_block_diagonal_keeps_blocks_apart():
+    linear = BlockDiagonal(4, blocks=2, rngs=nnx.Rngs(0))
+    linear.weight[...] = jnp.asarray([[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]])
+    linear.bias[...] = jnp.asarray([0.0, 0.0, 0.5, 0.0])
+    np.testing.assert_array_equal(linear(jnp.asarray([[[1.0, 10.0, 1.0, 100.0]]]))[0, 0], [31.0, 42.0, 705.5, 806.0])
+    assert BlockDiagonal(512, blocks=2, rngs=nnx.Rngs(0)).weight[...].std() == pytest.approx(256**-0.5, rel=0.02)
+
+
+def test_gradients_of_blocks_are_summed_in_float32():
+    """Of ones, over more tokens than a sum in bfloat16 can count."""
+    graphdef, params = nnx.split(BlockDiagonal(16, blocks=4, rngs=nnx.Rngs(0)))
+    x = jnp.ones((1, 2048, 16), jnp.bfloat16)
+    gradients = jax.jit(jax.grad(lambda params: jnp.sum(nnx.merge(graphdef, params)(x).astype(jnp.float32))))(params)
+    assert (np.asarray(gradients['weight'][...]) == 2048).all() and (np.asarray(gradients['bias'][...]) == 2048).all()
+
+
+def test_blocks_multiply_in_bfloat16():
+    """With sums in float32, which XLA for CPUs cannot do in every order of the operands."""
+    graphdef, params = nnx.split(BlockDiagonal(64, blocks=4, rngs=nnx.Rngs(0)))
+    x = noise(2, 16, 64, seed=1, dtype=jnp.bfloat16)
+    y = np.asarray(jax.jit(lambda params, x: nnx.merge(graphdef, params)(x))(params, x), np.float32)
+    blocks = np.einsum('bthf,hfv->bthv', np.asarray(x, np.float32).reshape(2, 16, 4, 16), params['weight'][...])
+    np.testing.assert_allclose(y, blocks.reshape(2, 16, 64), atol=0.05)
 
 
 def test_rms_norm_by_hand():

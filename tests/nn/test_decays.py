@@ -5,8 +5,8 @@ import pytest
 from flax import nnx
 
 from attnlab.errors import UserError
-from attnlab.functional.discretize import inverse_softplus
 from attnlab.nn.decays import LowRankDecay, RetentionDecay, SlopeDecay, StepDecay, StepSize
+from attnlab.nn.parameter import inverse_softplus
 from attnlab.testing.noise import noise
 
 

@@ -71,7 +71,7 @@ def test_chunks_are_wanted_for_every_head():
 @pytest.mark.parametrize('part', [DecoupledRope, SharedKey])
 def test_channels_come_to_those_of_a_head(part: type):
     for ratio in (0.0, -0.5):
-        with pytest.raises(UserError, match=f'ratio is {ratio}; it says how many channels come to those of a head'):
+        with pytest.raises(UserError, match=f'ratio is {ratio}; it must be above 0: additional channels'):
             part(ratio=ratio).split(8)
 
 

@@ -9,6 +9,7 @@ from flax import nnx
 from attnlab.errors import UserError
 from attnlab.functional.dense import ScoreRows
 from attnlab.mixers.softmax.attention import Attention
+from attnlab.module import Module
 from attnlab.nn.dense_maps import StickBreaking
 from attnlab.testing.noise import noise
 
@@ -64,7 +65,18 @@ def test_gradients_of_stick_breaking_are_those_of_the_closed_form():
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
+class Latest(Module):
+    """A map of one's own: the last key that is seen, whose place says which that is."""
+
+    ordered = True
+
+    def __init__(self, *, heads: int, rngs: nnx.Rngs):
+        del heads, rngs
+
+
+@pytest.mark.parametrize('weights', [StickBreaking, Latest])
 @pytest.mark.parametrize('parts', [{'window': 3}, {'causal': False}])
-def test_a_stick_needs_all_keys_in_order(parts):
-    with pytest.raises(UserError, match='StickBreaking needs all keys of a causal row, in order'):
-        Attention(8, heads=2, weights=StickBreaking, rngs=nnx.Rngs(0), **parts)
+def test_what_is_ordered_needs_all_keys_in_order(weights, parts):
+    said = f'^{weights.__name__} needs all keys of a causal row, in order; give it causal=True and window=None$'
+    with pytest.raises(UserError, match=said):
+        Attention(8, heads=2, weights=weights, rngs=nnx.Rngs(0), **parts)

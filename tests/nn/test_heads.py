@@ -6,6 +6,7 @@ from flax import nnx
 from attnlab.errors import UserError
 from attnlab.mixers.linear.rwkv6 import RWKV6
 from attnlab.mixers.linear.rwkv7 import RWKV7
+from attnlab.mixers.recurrent.rat import RAT
 from attnlab.mixers.recurrent.slstm import SLSTM
 from attnlab.mixers.spatial.planes import PlaneAttention
 from attnlab.mixers.spatial.reduced import EmbeddingFreeAttention, ReducedAttention
@@ -28,7 +29,7 @@ def test_heads_that_do_not_divide_the_width(heads: int):
 SPATIAL = (PlaneAttention, ReducedAttention, EmbeddingFreeAttention, WindowAttention, NeighbourhoodAttention)
 
 
-@pytest.mark.parametrize('mixer', [*SPATIAL, RWKV6, RWKV7, SLSTM])
+@pytest.mark.parametrize('mixer', [*SPATIAL, RAT, RWKV6, RWKV7, SLSTM])
 def test_mixers_whose_channels_nothing_else_sets(mixer):
     with pytest.raises(UserError, match=r'^heads is 5; it must divide dim, which is 12$'):
         mixer(12, heads=5, rngs=nnx.Rngs(0))

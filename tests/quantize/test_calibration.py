@@ -14,9 +14,12 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.nn.norms import LayerNorm, RMSNorm
 from attnlab.nn.projections import Linear
-from attnlab.quantize.calibration import Calibration, equal_widths, move
+from attnlab.quantize.calibration import Calibration, _unchanged, equal_widths, listened, move
 from attnlab.quantize.formats import Fixed
+from attnlab.quantize.layers import named_maps
+from attnlab.quantize.sparsity import apart
 from attnlab.runs.loading import load_run
+from attnlab.train.rows import rows_of
 from attnlab.zoo import ZOO
 from tests.bad_inputs.conftest import originals
 
@@ -95,6 +98,19 @@ def test_fixed_ranges():
     assert Fixed.of(4, 1.0, 3.0) == Fixed(4, 0.2, 0) and Fixed.of(4, 0.0, 0.0) == Fixed(4, 1.0, 0)
     with pytest.raises(UserError, match=r'Fixed has a scale of 0\.0 and a zero point of 0; they must be above 0'):
         Fixed(4, 0.0, 0)
+
+
+def test_in_bfloat16_too_factors_are_tried_without_rounding(originals):
+    def low(model):
+        model.dtype = jnp.dtype('bfloat16')
+        return model
+
+    loaded = load_run(originals / 'run').altered(low).altered(apart)
+    model, batches = loaded.model(), rows_of(loaded.setup, 'train', 2)
+    _, behind = listened(loaded, model, batches)
+    assert behind
+    for norm, names in behind:
+        assert _unchanged(loaded, model, norm, [named_maps(model)[name] for name in names], batches[0])
 
 
 def test_a_run_of_fixed_ranges(originals, tmp_path, capsys):

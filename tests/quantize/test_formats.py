@@ -14,6 +14,8 @@ from attnlab.quantize.formats import (
     ELEMENTS,
     Affine,
     Crossed,
+    Fixed,
+    FixedFloating,
     Floating,
     Logarithmic,
     Microscaling,
@@ -112,6 +114,35 @@ def test_compiled_mapped_or_neither_the_numbers_are_the_same(kind):
     expected = kind.rounded(x)
     np.testing.assert_array_equal(jax.jit(kind.rounded)(x), expected)
     np.testing.assert_array_equal(jax.jit(jax.vmap(kind.rounded))(x[:, None])[:, 0], expected)
+
+
+NAMED = (
+    'int8',
+    'affine8',
+    'minmax8',
+    'log8',
+    'adalog8',
+    'e4m3',
+    'e2m1',
+    'adae2m1',
+    'mxe4m3',
+    'mxe2m1',
+    'higgs4',
+    'cross8',
+)
+
+
+@pytest.mark.parametrize('kind', [*map(format_called, NAMED), FixedFloating('e4m3', 0.1), Fixed(8, 0.1, 3)], ids=str)
+def test_what_is_no_number_is_rounded_to_none(kind):
+    x = jnp.asarray([[1.0, -2, 0, 3], [np.nan, 1, 2, -3], [0, 0, 0, 0]])
+    found = jax.jit(kind.rounded)(x)
+    assert jnp.isnan(found[1, 0])
+    np.testing.assert_array_equal(found[::2], kind.rounded(x[::2]))
+
+
+def test_a_block_with_an_infinite_number_is_none():
+    found = Microscaling('e4m3').rounded(jnp.asarray([[np.inf, 1.0], [1.0, 2.0]]))
+    np.testing.assert_array_equal(found, [[np.nan, np.nan], [1, 2]])
 
 
 @pytest.mark.parametrize('name', ELEMENTS)

@@ -13,11 +13,12 @@ from flax import nnx
 from attnlab.config import build
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.mixers.softmax.attention import Attention
 from attnlab.nn.mlps import GatedMLP
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.parameter import Buffer
 from attnlab.nn.projections import Linear
-from attnlab.quantize.formats import Affine, Symmetric
+from attnlab.quantize.formats import Affine, Symmetric, format_called
 from attnlab.quantize.layers import Quantization, QuantizedLinear, simulated
 from attnlab.testing.contract import cast_parameters
 from attnlab.zoo import ZOO, Recipe
@@ -93,6 +94,16 @@ def test_no_linear_map_of_a_mixer_is_left_out(name: str):
     rounded = [module for _, module in nnx.iter_modules(mixer) if isinstance(module, QuantizedLinear)]
     linear = [module for _, module in nnx.iter_modules(mixer) if isinstance(module, Linear)]
     assert len(rounded) == len(linear)
+
+
+@pytest.mark.parametrize('inputs', ['int8', 'mxe4m3', 'cross8'])
+def test_a_call_beyond_the_cache_gives_nan_with_inputs_of_few_bits(inputs):
+    model = nnx.Dict(mixer=Attention(8, heads=2, rngs=nnx.Rngs(0)))
+    mixer = Quantization(inputs=format_called(inputs))(model).mixer
+    x, state = jnp.ones((1, 5, 8)), mixer.init_state(1, 4, jnp.float32)
+    y, state = mixer(x[:, :4], Context.full(1, 4), state)
+    beyond, _ = mixer(x[:, 4:], Context.full(1, 1, start=4), state)
+    assert jnp.isfinite(y).all() and jnp.isnan(beyond).all()
 
 
 def test_every_linear_map_is_rounded_and_many_bits_change_nothing():

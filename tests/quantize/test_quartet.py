@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 
 from attnlab.blocks.adaptive import AdaptiveBlock
+from attnlab.blocks.block import Block
 from attnlab.cli import main
 from attnlab.config import build, spec
 from attnlab.context import Context
@@ -57,6 +58,7 @@ def test_numbers_forward_are_the_nearest_with_a_scale_of_the_deviation(exponent)
     expected = GRID[np.abs(ratio[..., None] - GRID).argmin(-1)] * np.sign(x) * scale
     assert (few != expected).mean() < 1e-5
     np.testing.assert_array_equal(kept, ratio <= 6)
+    assert jnp.isnan(rounded(jnp.full((1, 1, 32), jnp.nan), exponent)[0]).all()
     if exponent == 'nearest':
         assert (((few - x) / deviation) ** 2).mean() == pytest.approx(0.0134, rel=0.03)
 
@@ -156,6 +158,18 @@ def checkpoint(run):
 
 def at(tree, path):
     return functools.reduce(lambda tree, name: tree[name], path, tree)
+
+
+def test_latent_attention_goes_on_from_a_state_as_in_one_pass():
+    block = Quartet()(Block(64, mixer=build(ZOO['mla'].reduced(heads=2)[0]), rngs=nnx.Rngs(0)))
+    x = jax.random.normal(jax.random.key(1), (2, 4, 64))
+    expected, _ = block(x, Context.full(2, 4))
+    state, found = block.init_state(2, 4, x.dtype), []
+    for place in range(4):
+        y, state = block(x[:, place : place + 1], Context.full(2, 1, start=place), state)
+        found.append(y)
+    error = jnp.linalg.norm(jnp.concatenate(found, axis=1) - expected) / jnp.linalg.norm(expected - x)
+    assert error < 1e-3
 
 
 def test_a_model_without_blocks_is_refused():

@@ -156,5 +156,5 @@ def test_it_is_not_trained(originals, tmp_path):
     config = saved_config(originals / 'run')
     with config.unlocked():
         config.quantization = spec(Quantization, weights=spec(Symmetric, bits=4))
-    with pytest.raises(UserError, match=r'config\.quantization is of a quantized run, which is not trained'):
+    with pytest.raises(UserError, match=r'config\.quantization is of a quantized run, which cannot be trained'):
         launch(config, tmp_path / 'new', console=Console(quiet=True))

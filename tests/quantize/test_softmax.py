@@ -6,12 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from attnlab.cli import main
+from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.mixers.softmax.attention import Attention
 from attnlab.models.predictor import one_stack
 from attnlab.quantize.layers import Quantization
-from attnlab.quantize.softmax import Correction, QuantizedSoftmax
+from attnlab.quantize.softmax import Correction, QuantizedSoftmax, _Lost, _Told
 from attnlab.runs.loading import load_run
 from attnlab.runs.record import read_record
 from attnlab.tasks.task import context
@@ -78,6 +81,30 @@ def test_a_run_of_softmaxes_of_few_bits(attention, tmp_path, capsys):
     reported = json.loads((made / 'metrics.jsonl').read_text())
     assert main(['eval', f'--workdir={made}', '--compilation_cache=', '--multiples=1', '--tokens=64']) == 0
     assert np.isfinite(reported['valid/loss'])
+
+
+@pytest.mark.parametrize('causal', [True, False])
+def test_padding_is_not_measured(causal):
+    mixer = Attention(8, heads=2, causal=causal, rngs=nnx.Rngs(0))
+    mixer.weights = nnx.data(_Told(heads=2, bits=4, rngs=nnx.Rngs(0)))
+    graphdef, lost, rest = nnx.split(mixer, _Lost, ...)
+
+    def sums(length):
+        """What is told of 6 tokens of a row of `length`."""
+        segments = jnp.asarray(np.arange(length) < 6, jnp.int32)[None]
+        x = 3 * jax.random.normal(jax.random.key(0), (1, 40, 8))[:, :length]
+        ctx = Context(jnp.arange(length, dtype=jnp.int32)[None], segments)
+
+        def loss(lost):
+            y, _ = nnx.merge(graphdef, lost, rest)(x, ctx)
+            return jnp.sum(jnp.where(segments[..., None] > 0, y, 0) ** 2)
+
+        (found,) = jax.tree.leaves(jax.grad(loss)(lost))
+        return found
+
+    alone = sums(6)
+    assert np.abs(alone[0]).max() > 1e-3 and (alone[1] == (21 if causal else 36)).all()
+    np.testing.assert_allclose(sums(40), alone, atol=1e-5)
 
 
 def test_softmax_alone_and_with_inputs_of_fixed_ranges(attention, tmp_path):

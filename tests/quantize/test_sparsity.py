@@ -10,7 +10,7 @@ from attnlab.cli import main
 from attnlab.errors import UserError
 from attnlab.nn.mlps import MLP, GatedMLP
 from attnlab.quantize.layers import Quantization
-from attnlab.quantize.sparsity import BINS, REACH, ThresholdedMLP, _Counts, sparse, threshold_of
+from attnlab.quantize.sparsity import BITS, ThresholdedMLP, _Counts, sparse, threshold_of
 from attnlab.runs.loading import load_run
 from attnlab.runs.record import read_record
 from attnlab.train.rows import rows_of
@@ -30,15 +30,19 @@ def test_small_activations_are_zero():
         found, np.where(np.abs(a) > 0.3, a, 0) * up @ network.down.weight[...], rtol=1e-4, atol=1e-5
     )
     np.testing.assert_array_equal(ThresholdedMLP(network, 100.0)(x), 0)
+    assert jnp.isnan(ThresholdedMLP(network, 100.0)(x.at[0, 0].set(jnp.nan))[0, 0]).all()
 
 
-def test_a_threshold_is_a_quantile():
-    sizes = np.abs(np.random.default_rng(0).standard_normal(50_000))
-    counts = np.bincount(np.minimum(sizes * BINS / REACH, BINS - 1).astype(int), minlength=BINS)
+@pytest.mark.parametrize('scale', [1e-5, 1.0, 10.0, 1e6])
+def test_a_threshold_is_a_quantile(scale):
+    sizes = scale * np.abs(np.random.default_rng(0).standard_normal(50_000)).astype(np.float32)
+    sizes[:10_000] = 0
+    counts = np.bincount(sizes.view(np.uint32) >> (31 - BITS), minlength=2**BITS)
+    assert 0 < threshold_of(counts, 0.1) < sizes[10_000:].min()
     for share in (0.3, 0.5, 0.9):
         threshold = threshold_of(counts, share)
-        assert share <= (sizes <= threshold).mean() < share + 2e-3
-        assert threshold == pytest.approx(np.quantile(sizes, share), abs=2 * REACH / BINS)
+        assert share <= (sizes <= threshold).mean() < share + 3e-3
+        assert threshold == pytest.approx(np.quantile(sizes, share), rel=2**-7)
 
 
 class Two(nnx.Module):
@@ -57,7 +61,7 @@ def test_a_sparse_run(originals, tmp_path, capsys):
     assert main([*asked, f'--out={made}', '--sparse=0.5', '--rows=4']) == 0
     assert read_record(made).facts['quantized']['sparsity'] == {'share': 0.5, 'rows': 4}
     network = load_run(made).model().stack.blocks[0].mlp
-    assert isinstance(network, ThresholdedMLP) and 0 < network.threshold < REACH
+    assert isinstance(network, ThresholdedMLP) and 0 < network.threshold < 2
     assert jnp.issubdtype(network.gate.weight[...].dtype, jnp.floating)
     capsys.readouterr()
     assert main([*asked, f'--out={tmp_path}/no', '--sparse=1.0']) == 2
@@ -73,7 +77,7 @@ def test_a_sparse_run_whose_hidden_channels_are_convolved(originals, tmp_path, c
     made = load_run(tmp_path / 'made')
     model = made.model()
     network = model.stack.blocks[0].mlp.network
-    assert isinstance(network, ThresholdedMLP) and network.threshold > 2 * REACH / BINS
+    assert isinstance(network, ThresholdedMLP) and network.threshold > 0
     sizes = []
 
     def read(self, gate, up):

@@ -1,5 +1,6 @@
 """States of few bits against their definition, written as a loop in numpy; and what they cost in accuracy."""
 
+import functools
 import re
 
 import jax
@@ -8,10 +9,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from attnlab.blocks.block import Block
+from attnlab.blocks.unified import UnifiedBlocks
 from attnlab.config import build
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.softmax.attention import Attention
+from attnlab.models.stack import Stack
 from attnlab.nn.positions import Rope
 from attnlab.quantize.formats import NAMES, Affine, Format, MinMax, Symmetric, format_called
 from attnlab.quantize.layers import Quantization
@@ -158,6 +162,12 @@ def test_formats_of_states_have_names_and_refuse_what_they_cannot_store():
         StoredCache(Attention(DIM, heads=2, window=4, rngs=nnx.Rngs(0)), KIVI())
     with pytest.raises(UserError, match='no block of this model has a state that KIVI stores'):
         Quantization(state=KIVI())(Attention(DIM, heads=2, rngs=nnx.Rngs(0)))
+    block = functools.partial(Block, mixer=functools.partial(Attention, heads=2))
+    unified = functools.partial(UnifiedBlocks, heads=2, layers=2)
+    stack = Stack(DIM, depth=2, blocks=(block, unified), rngs=nnx.Rngs(0))
+    for how in (KIVI(), Symmetric(8)):
+        with pytest.raises(UserError, match='layers of this model are UnifiedBlocks, whose states are not stored'):
+            Quantization(state=how)(stack)
 
 
 OF_FAMILIES = (

@@ -15,7 +15,7 @@ from attnlab.errors import UserError
 from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.models.model import Model
 from attnlab.models.stack import LinearStack
-from attnlab.nn.projections import Linear
+from attnlab.nn.projections import Linear, fan_in_normal
 from attnlab.quantize.formats import Affine, Symmetric
 from attnlab.quantize.layers import QuantizedLinear
 from attnlab.quantize.quartet import Quartet
@@ -53,6 +53,17 @@ def test_gradients_of_learned_steps_are_the_papers():
     slope = np.where(np.abs(ratio) < top, np.round(ratio) - ratio, np.sign(ratio) * top)
     expected = (upstream * slope).sum(0) / np.sqrt(top * len(weight)) * step
     np.testing.assert_allclose(by_log, expected, rtol=1e-4)
+
+
+def test_a_map_that_starts_at_zero_has_the_steps_of_a_usual_one():
+    zero, usual = (
+        Learned(4).first(Linear(400, 3, initializer=initializer, rngs=nnx.Rngs(0)).weight[...])
+        for initializer in (nnx.initializers.zeros, fan_in_normal)
+    )
+    np.testing.assert_allclose(zero, usual, atol=0.1)
+    # Of a stack too, and where one output of a map is zero.
+    weight = jnp.ones((2, 400, 3)).at[1, :, 0].set(0)
+    np.testing.assert_array_equal(Learned(4).first(weight)[1, 0], zero[0])
 
 
 def test_gradients_of_formats_go_straight_through():

@@ -49,4 +49,4 @@ def test_mistakes_are_named_before_anything_is_printed(capsys):
         print_sweep(read(config), Printer(Console(), 'plain'))
     assert main(['sweep', f'--config={tiny.__file__}', '--study=nowhere', '--format=json']) == 2
     said = capsys.readouterr()
-    assert not said.out and '--format is of tables, which a sweep does not print' in said.err
+    assert not said.out and '--format is for tables, which a sweep does not print' in said.err

@@ -138,6 +138,33 @@ def test_a_pruner_is_chosen_by_name():
 
 
 @pytest.mark.parametrize(
+    'argument',
+    ['language:search=grid', 'recall:task=mqar', 'recall:task=mqar_mixed', 'series:system=linear', 'images:zoo=mha'],
+)
+def test_rates_move_with_the_optimizer(argument):
+    name, _, rest = argument.partition(':')
+    found = {
+        optimizer: read(config_of(LANGUAGE.with_name(f'{name}.py'), f'{rest},optimizer={optimizer}')).space['rate']
+        for optimizer in ('adamw', 'muon', 'lion')
+    }
+    assert found['muon'] == found['adamw']
+    assert found['lion'].values == tuple(rate * 0.2 for rate in found['adamw'].values)
+
+
+def test_rates_move_with_the_optimizer_of_a_base(tmp_path):
+    base = tmp_path / 'base.py'
+    base.write_text(
+        'import pathlib\n'
+        'from attnlab.configuration import config_of\n'
+        f'FILE = pathlib.Path({str(LANGUAGE.parents[1] / "language.py")!r})\n'
+        "get_config = lambda _: config_of(FILE, 'optimizer=lion')\n"
+    )
+    made = read(config_of(LANGUAGE, f'base={base}')).space
+    assert [made['rate'].low, made['rate'].high] == [3e-4 * 0.2, 1e-2 * 0.2]
+    assert [made['decay'].low, made['decay'].high] == [1e-2 * 5.0, 1.0 * 5.0]
+
+
+@pytest.mark.parametrize(
     ('key', 'value', 'message'),
     [
         ('seeds', (), 'config.seeds is'),

@@ -11,7 +11,7 @@ from attnlab.data.pipeline import spread
 from attnlab.data.series.drawn import DrawnSeries
 from attnlab.errors import UserError
 from attnlab.models.forecasters import LinearForecaster
-from attnlab.nn.windows import Covariates, InstanceNorm
+from attnlab.nn.series_windows import Covariates, InstanceNorm
 from attnlab.tasks.imputation import Imputation
 from attnlab.tasks.task import Guessable, Sliced, Task
 from attnlab.testing.noise import perturbed

@@ -45,7 +45,7 @@ def test_all_of_an_evaluation_is_within_the_limits_and_so_is_training_but_for_wh
     loss_curve(of('train/loss', training) + of('test/1x/loss', test, 10), tmp_path / 'loss.png')
     margin = 0.1 * (high - low) or 0.5
     assert axes[0].get_ylim() == pytest.approx((low - margin, high + margin))
-    assert [line.get_label() for line in axes[0].get_lines()] == ['train', 'test/1x']
+    assert [line.get_label() for line in axes[0].get_lines()] == ['train, as minimised', 'test/1x']
 
 
 @pytest.mark.parametrize('first', ['nan', 'inf', 3.0])

@@ -19,6 +19,7 @@ from attnlab.train import loop
 from attnlab.train.fork import Fork, forked_config
 from attnlab.train.fork import fork as fork_of
 from attnlab.train.optimizer import Override
+from attnlab.train.run import forked_at
 from attnlab.train.schedule import Constant, Cosine, WarmupStableDecay
 from configs import language
 from tests.train.test_resume import final_state
@@ -74,9 +75,14 @@ def test_a_fork_of_a_finished_run_is_what_a_longer_run_would_have_been(corpus, t
     made = json.loads((fork / 'run.json').read_text())['starts'][0]['from']
     assert made == {'run': str(short), 'step': 12, 'same_rates': True, 'other_rows': [], 'other_updates': []}
 
+    assert [forked_at(run) for run in (fork, short, tmp_path)] == [12, 0, 0]
+
     assert main(again) == 0, 'a fork goes on as any run'
+    others = [f'--workdir={tmp_path / "others"}', '--config.steps=22', '--config.report.every=2']
+    assert main(['train', f'--from={short}', *others]) == 0
+    assert 'were lost' not in ' '.join(capsys.readouterr().out.split())
     assert main(['train', f'--from={short}', f'--workdir={tmp_path / "a"}', '--config.steps=12']) == 2
-    assert 'is no earlier: give more' in capsys.readouterr().err
+    assert '; it must be above ' in capsys.readouterr().err
     assert main(['train', f'--from={short}', f'--workdir={tmp_path / "a"}', '--from_step=3']) == 2
     assert 'has no checkpoint of step 3; it has: 12, 16, 20' in capsys.readouterr().err
     (tmp_path / 'bare').mkdir()

@@ -110,6 +110,18 @@ def test_what_nothing_tells_of_training_is_refused(parts, place, holder):
         check_followed(model)
 
 
+class Untold(EvoNormB0):
+    """A norm of one's own that does not say that it has another form in training."""
+
+    learns_in_training = False
+
+
+def test_a_norm_that_would_never_move_is_refused():
+    block = Block(8, mixer=functools.partial(Attention, heads=2, causal=False), norm=Untold, rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match=r'^mixer_norm is Untold, .* does not say that it learns_in_training; set that'):
+        check_followed(block)
+
+
 def test_a_run_with_such_a_part_is_refused_before_it_begins():
     config = images.get_config('zoo=mha,norm=evonorm_b0').unlock()
     prepare(config).check()

@@ -1,6 +1,7 @@
 """Each optimiser against its equations in numpy, float64; groups, overrides, stacked matrices."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from flax import nnx
 from attnlab.config import build, spec
 from attnlab.errors import UserError
 from attnlab.nn.parameter import param
-from attnlab.train.optimizer import AdamW, Group, Groups, Lion, Muon, Optimizer, Override
+from attnlab.train.optimizer import AdamW, Group, Groups, Lion, Muon, Optimizer, Override, Rates
 from attnlab.train.perpendicular import Perpendicular, perpendicular_gradient
 from attnlab.train.schedule import Constant
 
@@ -114,6 +115,28 @@ def test_groups_and_overrides_multiply_rate_and_decay(params: nnx.State):
         PATHS[2]: Group(9.0),
         PATHS[3]: Group(0.0),
     }
+
+
+@pytest.mark.parametrize(('peak_lr', 'share'), [(RATE, 0.25), (2 * RATE, 0.125), (RATE / 10, 0.5)])
+def test_the_rate_of_a_group_has_a_limit_whatever_the_peak(params: nnx.State, peak_lr: float, share: float):
+    """As a multiplier of that much; also where a step that was compiled for another peak is told the rates."""
+    groups = Groups(dynamics=Group(lr=0.5, most=RATE / 4))
+    limited = AdamW(peak_lr=peak_lr, schedule=FLAT, clip=None, groups=groups)
+    multiplied = dataclasses.replace(limited, groups=Groups(dynamics=Group(lr=share)))
+    assert limited.rates.shares == pytest.approx((share,)) and multiplied.rates.shares == ()
+    wanted = run(multiplied, params)
+    assert_close(run(limited, params), wanted)
+    compiled = dataclasses.replace(limited, peak_lr=3 * RATE)
+
+    def updates(rates: Rates) -> Any:
+        transform = compiled.transform(params, STEPS, rates)
+        return transform.update(gradients(params)[0], transform.init(params), params)[0]
+
+    transform = multiplied.transform(params, STEPS)
+    expected, _ = transform.update(gradients(params)[0], transform.init(params), params)
+    rates = jax.tree.map(np.float32, limited.rates)
+    for a, b in zip(jax.tree.leaves(jax.jit(updates)(rates)), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
 @pytest.mark.parametrize('kind', [AdamW, Lion, Muon])
@@ -234,6 +257,8 @@ def test_numbers_that_make_no_sense_are_refused(wrong: dict[str, float]):
         AdamW(**wrong)
     with pytest.raises(UserError, match='multipliers'):
         Group(lr=-1.0)
+    with pytest.raises(UserError, match=r'most of a group is 0\.0; it must be a learning rate above 0, or None'):
+        Group(most=0.0)
     for momentum in (1.0, -0.1):
         with pytest.raises(UserError, match=f'momentum of an optimizer is {momentum}; it must be a number from 0 to'):
             Muon(peak_lr=1.0, momentum=momentum)

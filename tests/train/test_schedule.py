@@ -41,7 +41,9 @@ def test_constant_at_hand_computed_points():
 
 def test_staircase_at_hand_computed_points():
     stairs = Staircase(warmup=2.0, hold=5.0, every=10.0, factor=0.25)
-    np.testing.assert_allclose(at(stairs, 40, 1, 2, 15, 16, 25, 26, 40), [1, 2, 2, 0.5, 0.5, 0.125, 0.03125])
+    np.testing.assert_allclose(at(stairs, 40, 1, 2, 16, 17, 26, 27, 40), [1, 2, 2, 0.5, 0.5, 0.125, 0.03125])
+    longer = Staircase(warmup=8.0, every=3.0)
+    np.testing.assert_allclose(at(longer, 20, 4, 8, 10, 11, 13, 14, 20), [1, 2, 2, 1, 1, 0.5, 0.125])
     np.testing.assert_allclose(at(Staircase(warmup=0.0), 20, 1, 2, 3, 20), [2, 2, 1, 2 * 0.5**9])
 
 

@@ -1,6 +1,7 @@
 """What runs share in one process, and what they do not."""
 
 import copy
+import dataclasses
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,9 @@ from flax import nnx
 from attnlab.config import spec
 from attnlab.errors import UserError
 from attnlab.functional import cores
+from attnlab.metrics import Average
 from attnlab.models.sampling import generate
+from attnlab.tasks.long_range import Classification
 from attnlab.testing.jaxprs import equations
 from attnlab.train import partition
 from attnlab.train.optimizer import Override
@@ -116,6 +119,37 @@ def test_labels_and_tokens_outside_of_their_tables_are_refused_on_the_way_in(cas
     with pytest.raises(UserError, match=rf'^[a-z ]+(\({name}\) )?of {type(setup.task).__name__} are {whole}') as caught:
         setup.place(batch)
     assert '\n' not in str(caught.value)
+
+
+class Several(Classification):
+    """Two labels of an example, of which the second may be missing."""
+
+    def example(self, length: int) -> dict[str, np.ndarray]:
+        return super().example(length) | {'label': np.zeros(2, np.int32)}
+
+    def measure(self, model: Any, batch: Any, dropout_key: Any) -> dict[str, Average]:
+        losses = model.losses(self.vectors(model, batch, dropout_key), batch['label'], dropout_key)
+        return {'loss': Average.of(losses[:, None], batch['weights'][:, None])}
+
+
+def test_labels_of_which_some_are_missing_are_trained_on_by_heads_that_take_them():
+    made = long_range.get_config('task=listops,zoo=mingru,size=smoke,head=decoupled_softmax')
+    with made.unlocked():
+        made.update(length=8, batch_size=2)
+        made.model.dim, made.model.stack.depth = 8, 1
+    single = prepare(made)
+    setup = dataclasses.replace(single, task=Several(single.task.data), shared_with=None)
+    example = setup.task.example(setup.length)
+    batch = {name: np.ones((2, *value.shape), value.dtype) for name, value in example.items()}
+    batch['label'] = np.array([[0, 9], [3, -1]], np.int32)
+    state, metrics = setup.step(setup.initialize(), setup.place(batch), np.int32(1))
+    assert metrics['good'] and state.step == 1
+    for wrong in (-2, 10):
+        batch['label'][0, 1] = wrong
+        with pytest.raises(UserError, match='there are 10 classes, so they must be from -1 to 9'):
+            setup.place(batch)
+    with pytest.raises(UserError, match='from -1 to 3; there are 10 classes, so they must be from 0 to 9'):
+        single.place(batch | {'label': np.array([3, -1], np.int32)})
 
 
 def test_what_of_a_batch_a_process_supplies_is_found_once(monkeypatch: pytest.MonkeyPatch):

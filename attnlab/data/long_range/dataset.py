@@ -88,7 +88,10 @@ VALID = ('valid', 'val', 'validation')
 
 
 def named_splits(names: Iterable[str], place: str) -> dict[str, str]:
-    """The name of each split among names. Raises `UserError`, with `place`, for a name of none, and two of one."""
+    """The name of each split among names.
+
+    Raises `UserError`, naming `place`, for a name of no split, and for two names of one split.
+    """
     found: dict[str, str] = {}
     for name in sorted(names):
         split = 'valid' if name in VALID else name
@@ -99,11 +102,11 @@ def named_splits(names: Iterable[str], place: str) -> dict[str, str]:
 
 
 PARTS = {'train': 0.8, 'valid': 0.1, 'test': 0.1}
-"""The splits of what has none, and their shares."""
+"""The splits of data that come without any, and their shares."""
 
 
 def divided(count: int) -> dict[str, Int[np.ndarray, 'n']]:
-    """The indices of each split of what has none, in a random order that is drawn from their number alone."""
+    """The indices of each split of data without splits, in a random order drawn from the number of examples alone."""
     order = np.random.default_rng(count).permutation(count)
     valid, test = (round(count * PARTS[split]) for split in ('valid', 'test'))
     return {'valid': order[:valid], 'test': order[valid : valid + test], 'train': order[valid + test :]}

@@ -12,7 +12,7 @@ from attnlab.data.series.columns import EVERY, Columns
 from attnlab.data.series.series import Series
 from attnlab.data.series.windows import Scaled, Windows, scaled
 from attnlab.errors import UserError
-from attnlab.nn.windows import InstanceNorm, LastValue, WindowNorm, level_and_scale
+from attnlab.nn.series_windows import InstanceNorm, LastValue, WindowNorm, level_and_scale
 
 FORECAST = 'forecast'
 """The entry of a row that holds what a baseline forecasts."""
@@ -25,7 +25,7 @@ CHUNK = 4096
 
 Lookback = Float[np.ndarray, 'b t v']
 Known = Float[np.ndarray, 'b r k']
-"""What is known, over look-back and horizon; of no columns where nothing is."""
+"""The columns known ahead, over look-back and horizon; there may be none."""
 Forecast = Float[np.ndarray, 'b s v']
 
 

@@ -66,7 +66,7 @@ def is_date(cell: str) -> bool:
 
 
 def every(dates: Dates) -> str:
-    """How far rows are apart, by the median: the unit of `MARKS` that it is at least one of.
+    """The largest unit of `MARKS` that is no longer than the median time between rows.
 
     Raises `UserError` for a single date, and where time stands still or runs backwards.
     """

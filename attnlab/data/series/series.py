@@ -76,7 +76,7 @@ class Series(abc.ABC):
 
     @property
     def told_names(self) -> tuple[str, ...] | None:
-        """The names of the columns, if known before a file is had that may have to be downloaded; else `None`."""
+        """The names of the columns, if known without the file, which may have to be downloaded; else `None`."""
         return self.names
 
     def dates(self) -> Dates | None:

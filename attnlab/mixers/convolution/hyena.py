@@ -13,8 +13,9 @@ from jaxtyping import Array, Float, Int
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed
-from attnlab.functional.recurrences import document_starts, no_segment, state_dtype
+from attnlab.functional.recurrences import document_starts, no_segment
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.filters import ImplicitFilter
 from attnlab.nn.parameter import param
@@ -101,7 +102,7 @@ class Hyena(Mixer):
     def __call__(
         self, x: Sequence, ctx: Context, state: HyenaState | None = None
     ) -> tuple[Sequence, HyenaState | None]:
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         # What is kept is in the type of `x`, what is computed of it is not.
         mixed, prelude = recomputed(lambda maps, before: self.prelude(maps.astype(wide), ctx.segments, before))(
             self.input(x), None if state is None else state.prelude
@@ -144,7 +145,7 @@ class Hyena(Mixer):
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> HyenaState:
         """Returns room for the inputs of `length` tokens."""
         inputs, ahead = (
-            tuple(jnp.zeros((batch, size, self.dim), state_dtype(dtype)) for _ in range(self.order - 1))
+            tuple(jnp.zeros((batch, size, self.dim), wide_dtype(dtype)) for _ in range(self.order - 1))
             for size in (length, block_length(length))
         )
         # Two arrays, as a call may be given the memory of each.

@@ -10,10 +10,10 @@ from attnlab.context import PADDING, Context
 from attnlab.errors import UserError
 from attnlab.functional.dense import softmax
 from attnlab.functional.documents import document_membership, document_places, document_sizes
-from attnlab.functional.recurrences import state_dtype
+from attnlab.functional.precision import wide_dtype
 from attnlab.mixers.mixer import TwoSided
-from attnlab.nn.heads import head_channels
-from attnlab.nn.neighbours import CentredConv
+from attnlab.nn.convolutions import CentredConv
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
@@ -64,9 +64,9 @@ class AgentAttention(TwoSided):
 
     def __call__(self, x: Sequence, ctx: Context, state: None = None) -> tuple[Sequence, None]:
         b, t, _ = x.shape
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         v = self.value(x)
-        q, k, values = (each.astype(wide).reshape(b, t, self.heads, -1) for each in (self.query(x), self.key(x), v))
+        q, k, values = (by_head(each.astype(wide), self.heads) for each in (self.query(x), self.key(x), v))
         places, sizes = document_places(ctx.segments, b, t), document_sizes(ctx.segments, b, t)
         own = document_membership(ctx.segments, b, t, self.documents)
         pooled = own[..., None] & _stretches(places, sizes, self.agents)[..., None, :]

@@ -15,8 +15,9 @@ from attnlab.errors import UserError
 from attnlab.functional.counted import counts_apart, summable, with_sums_apart
 from attnlab.functional.levels import levels_of, no_levels, read_by_level
 from attnlab.functional.normalizers import FloorNormalizer, SumNormalizer
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed_beside_products
-from attnlab.functional.recurrences import carried, no_segment, state_dtype
+from attnlab.functional.recurrences import carried, no_segment
 from attnlab.mixers.linear.write import Additive, WriteRule
 from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.nn.feature_maps import FeatureMap
@@ -205,7 +206,7 @@ class LinearAttention(Mixer):
         shape = (self.heads * self.values_per_key, self._features(), columns)
         memory: State
         if self.levels is None:
-            memory = jnp.zeros((batch, *shape), state_dtype(dtype))
+            memory = jnp.zeros((batch, *shape), wide_dtype(dtype))
         else:
             memory = no_levels(batch, min(levels_of(length), self.levels.count - 1), shape, dtype)
         preludes = tuple(prelude.init_state(batch, dtype) for prelude in self.preludes)

@@ -13,12 +13,13 @@ from jaxtyping import Bool, Float, Int
 
 from attnlab.context import Context
 from attnlab.functional.documents import places_after
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed_beside_products
-from attnlab.functional.recurrences import document_starts, no_segment, state_dtype
+from attnlab.functional.recurrences import document_starts, no_segment
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.fast_weights import Descent, InnerLoss, Memory, Plan
 from attnlab.nn.feature_maps import FeatureMap
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.parameter import param
 from attnlab.nn.positions import Rope
 from attnlab.nn.preludes import Prelude
@@ -140,7 +141,7 @@ class FastWeights(Mixer):
         """
         preludes = tuple(prelude.init_state(batch, dtype) for prelude in self.preludes)
         places = jnp.zeros((batch,), jnp.int32)
-        return FastWeightsState(self._new(batch, state_dtype(dtype)), places, preludes, no_segment(batch))
+        return FastWeightsState(self._new(batch, wide_dtype(dtype)), places, preludes, no_segment(batch))
 
     def _new(self, batch: int, dtype: DTypeLike) -> Memory:
         shape = (batch, self.heads, self.channels + (self.bias is not None), self.channels)
@@ -163,8 +164,8 @@ class FastWeights(Mixer):
         for i, prelude in enumerate(self.preludes):
             projected[i], after = prelude(projected[i], ctx.segments, None if state is None else state.preludes[i])
             preludes.append(after)
-        wide = state_dtype(x.dtype)
-        q, k, v = (y.reshape(*x.shape[:2], self.heads, -1).astype(wide) for y in projected)
+        wide = wide_dtype(x.dtype)
+        q, k, v = (by_head(y, self.heads).astype(wide) for y in projected)
         if self.feature_map is not None:
             q, k = self.feature_map.features(q, k, place)
         if self.position is not None:

@@ -12,13 +12,14 @@ from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.counted import counted_linear_attention, summable, with_sums_apart
 from attnlab.functional.normalizers import SumNormalizer
-from attnlab.functional.recurrences import carried, no_segment, state_dtype
+from attnlab.functional.precision import wide_dtype
+from attnlab.functional.recurrences import carried, no_segment
 from attnlab.mixers.linear.write import Additive
 from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.nn.feature_maps import UnitNorm
 from attnlab.nn.gates import Terms
 from attnlab.nn.hashing import SIGNS, Codes, DocumentHash, KernelHash
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.projections import Linear
 from attnlab.typing import Keys, Queries, Sequence, Values
 
@@ -39,7 +40,7 @@ class HashedState(NamedTuple):
 
 
 class HashedAttention(Mixer):
-    """EcoFormer: a key weighs as many bits as its code shares with the query's, plus what keeps weights positive.
+    """EcoFormer: a key weighs the more, the more bits its code shares with that of the query; weights are positive.
 
         w_ts = c_t . c_s + n + 1        y_t = W_o (sum_s w_ts v_s / sum_s w_ts)
 
@@ -113,8 +114,8 @@ class HashedAttention(Mixer):
 
     def hashed(self, x: Sequence) -> Queries:
         """What codes are made of: queries of length one, in float32 or better."""
-        wide = x.astype(state_dtype(x.dtype))
-        return UnitNorm(eps=1e-12).wide(self.query(wide).reshape(*x.shape[:2], self.heads, -1))
+        wide = x.astype(wide_dtype(x.dtype))
+        return UnitNorm(eps=1e-12).wide(by_head(self.query(wide), self.heads))
 
     def fit(self, x: Sequence, ctx: Context, key: Array) -> None:
         """Fits the hash, in place, to the queries of `x` without padding, unless it has been fitted before.
@@ -128,7 +129,7 @@ class HashedAttention(Mixer):
         """Returns an empty memory; its size does not depend on `length`."""
         require_causal(self.causal)
         shape = (batch, self.heads, self.bits + 1, self.channels + 1)
-        return HashedState(jnp.zeros(shape, state_dtype(dtype)), no_segment(batch))
+        return HashedState(jnp.zeros(shape, wide_dtype(dtype)), no_segment(batch))
 
 
 Sums = Float[Array, 'b t h u']

@@ -8,15 +8,15 @@ from jaxtyping import Array, Float
 
 from attnlab.context import Context
 from attnlab.functional.documents import document_means, document_sizes, local_sum
-from attnlab.functional.recurrences import state_dtype
+from attnlab.functional.precision import wide_dtype
 from attnlab.mixers.linear.write import Additive
 from attnlab.mixers.mixer import TwoSided
 from attnlab.module import Module
 from attnlab.nn.activations import gelu_exact
 from attnlab.nn.feature_maps import FeatureMap
-from attnlab.nn.gates import BlockDiagonal, Terms
+from attnlab.nn.gates import Terms
 from attnlab.nn.heads import head_channels
-from attnlab.nn.projections import Linear
+from attnlab.nn.projections import BlockDiagonal, Linear
 from attnlab.typing import Segments, Sequence
 
 
@@ -85,7 +85,7 @@ class InLine(TwoSided):
         q, k, v = (linear(x).reshape(shape) for linear in (self.query, self.key, self.value))
         if self.feature_map is not None:
             q, k = self.feature_map.features(q, k, ctx.positions)
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         # Of the scale each factor has the root: keys times values would leave the range of float16.
         sizes = document_sizes(ctx.segments, *x.shape[:2]).astype(wide)
         root = ((sizes * self.channels**0.5) ** -0.5)[..., None, None]

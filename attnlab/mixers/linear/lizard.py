@@ -14,9 +14,10 @@ from attnlab.functional.attend import attend, look
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
 from attnlab.functional.counted import counted_linear_attention
 from attnlab.functional.normalizers import SumNormalizer
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Reach
 from attnlab.functional.recomputed import recomputed_method
-from attnlab.functional.recurrences import carried, no_segment, state_dtype
+from attnlab.functional.recurrences import carried, no_segment
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.feature_maps import SignedExponentials
 from attnlab.nn.heads import head_channels
@@ -100,14 +101,14 @@ class Lizard(Mixer):
 
     @recomputed_method
     def _sum(self, past: Heads, latest: Heads) -> Heads:
-        wide = state_dtype(latest.dtype)
+        wide = wide_dtype(latest.dtype)
         # In the type of the share, so that its gradient is summed over tokens in float32.
         share = jnp.broadcast_to(self.share[...].astype(wide), latest.shape)
         return (past.astype(wide) + share * latest.astype(wide)).astype(latest.dtype)
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> LizardState:
         """Returns an empty memory and an empty cache of `length` slots, or of `window` when that is fewer."""
-        memory = jnp.zeros((batch, self.heads, 2 * self.channels, self.channels + 1), state_dtype(dtype))
+        memory = jnp.zeros((batch, self.heads, 2 * self.channels, self.channels + 1), wide_dtype(dtype))
         cache = empty_cache(
             batch,
             length,
@@ -127,7 +128,7 @@ class Lizard(Mixer):
             q,
             k,
             v,
-            jax.nn.log_sigmoid(self.forget(x).astype(state_dtype(x.dtype))),
+            jax.nn.log_sigmoid(self.forget(x).astype(wide_dtype(x.dtype))),
             scale=1.0,
             state=None if state is None else carried(state.memory, ctx.segments_or_ones(), state.segment),
             segments=ctx.segments,
@@ -142,5 +143,5 @@ class Lizard(Mixer):
             q, k = self.position.rotate(q, ctx.positions), self.position.rotate(k, ctx.positions)
         view = look(Entries(k, v, ctx.segments_or_ones()), ctx, self.reach, cache)
         keys, values, _ = view.entries
-        sinks = jax.nn.logsumexp(self.metas[...].astype(state_dtype(q.dtype)), axis=1)
+        sinks = jax.nn.logsumexp(self.metas[...].astype(wide_dtype(q.dtype)), axis=1)
         return attend(q, keys, values, view, sink_scores=sinks, implementation=self.implementation), view.cache

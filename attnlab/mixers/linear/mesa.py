@@ -13,8 +13,9 @@ from jaxtyping import Int
 
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed_beside_products
-from attnlab.functional.recurrences import carried, no_segment, state_dtype
+from attnlab.functional.recurrences import carried, no_segment
 from attnlab.functional.ridge import Regression, ridge_regression
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.decays import ForgetGate
@@ -99,7 +100,7 @@ class MesaNet(Mixer):
         self.output = Linear(dim, dim, axes=('heads', 'embed'), rngs=rngs)
 
     def __call__(self, x: Sequence, ctx: Context, state: MesaState | None = None) -> tuple[Sequence, MesaState | None]:
-        wide, before = state_dtype(x.dtype), None
+        wide, before = wide_dtype(x.dtype), None
         projected, convs = [self.query(x), self.key(x)], []
         for i, conv in enumerate(self.convs):
             projected[i], after = conv(projected[i], ctx.segments, None if state is None else state.convs[i])
@@ -133,6 +134,6 @@ class MesaNet(Mixer):
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> MesaState:
         """Returns an empty regression; its size does not depend on `length`."""
         shape = (batch, self.heads, self.channels, self.channels)
-        keys, values = (jnp.zeros(shape, state_dtype(dtype)) for _ in range(2))
+        keys, values = (jnp.zeros(shape, wide_dtype(dtype)) for _ in range(2))
         convs = tuple(conv.init_state(batch, dtype) for conv in self.convs)
         return MesaState(Regression(keys, values), convs, no_segment(batch))

@@ -13,10 +13,11 @@ from jaxtyping import Bool, Float, Int
 from attnlab.context import Context
 from attnlab.functional import cores
 from attnlab.functional.lookup import taken
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed
-from attnlab.functional.recurrences import NOTHING, carried, no_segment, state_dtype
+from attnlab.functional.recurrences import NOTHING, carried, no_segment
 from attnlab.mixers.mixer import Mixer
-from attnlab.mixers.softmax.gated_unit import ROPE, QueriesAndKeys, biased, gated_by_silu, rounded_silu, wide_silu
+from attnlab.nn.gated_units import ROPE, QueriesAndKeys, gated_by_silu, offset_deviation, rounded_silu, wide_silu
 from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
@@ -93,14 +94,14 @@ class MixedChunkAttention(Mixer):
         self.key_dim, self.value_dim, self.chunk = key_dim, expand * dim, chunk
         self.implementation = implementation
         self.input = Linear(dim, 2 * self.value_dim + key_dim, bias=bias, rngs=rngs)
-        self.local = QueriesAndKeys(key_dim, position=position, offset=biased(chunk), rngs=rngs)
+        self.local = QueriesAndKeys(key_dim, position=position, offset=offset_deviation(chunk), rngs=rngs)
         self.across = QueriesAndKeys(key_dim, position=position, rngs=rngs)
         self.output = Linear(self.value_dim, dim, bias=bias, axes=('heads', 'embed'), rngs=rngs)
 
     def __call__(
         self, x: Sequence, ctx: Context, state: MixedChunkState | None = None
     ) -> tuple[Sequence, MixedChunkState | None]:
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         splits = (self.value_dim, 2 * self.value_dim)
         gate, v, z = jnp.split(self.input(x), splits, axis=-1)
         z = wide_silu(z)
@@ -122,7 +123,7 @@ class MixedChunkAttention(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> MixedChunkState:
         """Returns the state before the first token; its size does not depend on `length`."""
-        memory = jnp.zeros((batch, 1, self.key_dim, self.value_dim), state_dtype(dtype))
+        memory = jnp.zeros((batch, 1, self.key_dim, self.value_dim), wide_dtype(dtype))
         return MixedChunkState(memory, self._none(batch, dtype), no_segment(batch))
 
     @property
@@ -174,7 +175,7 @@ class MixedChunkAttention(Mixer):
             return taken(jnp.pad(x, ((0, 0), (0, count * size - t)) + ((0, 0),) * (x.ndim - 2)), seen, 1)
 
         keys = Tokens(*map(windows, tokens))
-        wide = state_dtype(q.dtype)
+        wide = wide_dtype(q.dtype)
 
         def scores(q: Float[Array, 'b t k'], k: Float[Array, 'b n s k']) -> Float[Array, 'b n c s']:
             return jnp.einsum('bnck,bnsk->bncs', blocks(q), k, preferred_element_type=wide) / chunk

@@ -12,11 +12,12 @@ from jaxtyping import Float, Int
 
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed_beside_products
-from attnlab.functional.recurrences import no_segment, state_dtype
+from attnlab.functional.recurrences import no_segment
 from attnlab.functional.stabilised import stabilised_linear_attention
 from attnlab.mixers.mixer import Mixer
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.norms import GroupNorm
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
@@ -99,7 +100,7 @@ class MLSTM(Mixer):
     def __call__(
         self, x: Sequence, ctx: Context, state: MLSTMState | None = None
     ) -> tuple[Sequence, MLSTMState | None]:
-        q, k, v = (linear(x).reshape(*x.shape[:2], self.heads, -1) for linear in (self.query, self.key, self.value))
+        q, k, v = (by_head(linear(x), self.heads) for linear in (self.query, self.key, self.value))
         before = self.init_state(x.shape[0], 0, x.dtype) if state is None else state
         segments = ctx.segments_or_ones()
         read, (memory, highest) = stabilised_linear_attention(
@@ -122,11 +123,11 @@ class MLSTM(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> MLSTMState:
         """Returns an empty memory; its size does not depend on `length`."""
-        wide = state_dtype(dtype)
+        wide = wide_dtype(dtype)
         memory = jnp.zeros((batch, self.heads, self.key_dim, self.value_dim + 1), wide)
         return MLSTMState(memory, jnp.zeros((batch, self.heads), wide), no_segment(batch))
 
     def _capped(self, logits: Float[Array, 'b t h'], bias: nnx.Param) -> Float[Array, 'b t h']:
-        wide = logits.astype(state_dtype(logits.dtype))
+        wide = logits.astype(wide_dtype(logits.dtype))
         wide = wide + jnp.broadcast_to(bias[...].astype(wide.dtype), wide.shape)
         return self.cap * jnp.tanh(wide / self.cap)

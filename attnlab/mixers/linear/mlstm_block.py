@@ -13,17 +13,17 @@ from jaxtyping import Float
 
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed
-from attnlab.functional.recurrences import no_segment, state_dtype
+from attnlab.functional.recurrences import no_segment
 from attnlab.functional.stabilised import stabilised_linear_attention
 from attnlab.mixers.linear.mlstm import MLSTMState, forget_biases
 from attnlab.mixers.mixer import Mixer
-from attnlab.nn.gates import BlockDiagonal
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.norms import GroupNorm
 from attnlab.nn.parameter import param
 from attnlab.nn.preludes import Prelude, ShortConv
-from attnlab.nn.projections import Linear
+from attnlab.nn.projections import BlockDiagonal, Linear
 from attnlab.typing import Sequence, State
 
 
@@ -104,7 +104,7 @@ class MLSTMBlock(Mixer):
         seen = jnp.concatenate([q, k, v], axis=-1)
         before = self._empty(x.shape[0], x.dtype) if state is None else state.cell
         segments = ctx.segments_or_ones()
-        q, k, v = (each.reshape(*x.shape[:2], self.heads, -1) for each in (q, k, v))
+        q, k, v = (by_head(each, self.heads) for each in (q, k, v))
         h, (memory, highest) = stabilised_linear_attention(
             q,
             k,
@@ -126,7 +126,7 @@ class MLSTMBlock(Mixer):
         return MLSTMBlockState(self._empty(batch, dtype), self.prelude.init_state(batch, dtype))
 
     def _empty(self, batch: int, dtype: DTypeLike) -> MLSTMState:
-        wide, channels = state_dtype(dtype), self.inner // self.heads
+        wide, channels = wide_dtype(dtype), self.inner // self.heads
         memory = jnp.zeros((batch, self.heads, channels, channels + 1), wide)
         return MLSTMState(memory, jnp.zeros((batch, self.heads), wide), no_segment(batch))
 
@@ -139,5 +139,5 @@ def _joined(
 
 
 def _with_bias(logits: Float[Array, 'b t h'], bias: nnx.Param) -> Float[Array, 'b t h']:
-    wide = state_dtype(logits.dtype)
+    wide = wide_dtype(logits.dtype)
     return logits.astype(wide) + bias[...].astype(wide)[None, None]

@@ -9,8 +9,8 @@ from jaxtyping import Array, Float
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.documents import document_slots
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed
-from attnlab.functional.recurrences import state_dtype
 from attnlab.mixers.mixer import TwoSided
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
@@ -49,7 +49,7 @@ class NormLin(TwoSided):
         b, t, _ = x.shape
         if t > self.length:
             raise UserError(f'NormLin is made for rows of up to {self.length} tokens; got {t}: set its length')
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         slots = document_slots(ctx.segments, b, t, self.documents)
         weights = recomputed(jax.nn.softplus)(self.weights[:t, :t].astype(wide))
         values = slots.spread(self.value(x).astype(wide)).reshape(b, self.documents, t, -1)

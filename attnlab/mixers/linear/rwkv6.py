@@ -12,8 +12,9 @@ from jaxtyping import Float, Int
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.exclusive import exclusive_linear_attention
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed_beside_products, recomputed_method
-from attnlab.functional.recurrences import carried, no_segment, state_dtype
+from attnlab.functional.recurrences import carried, no_segment
 from attnlab.mixers.mixer import Mixer
 from attnlab.module import Module
 from attnlab.nn.heads import by_head, head_channels
@@ -60,13 +61,13 @@ class TokenMixtures(Module):
         inner = jnp.tanh(self.down(self._first(x, before)))
         inner = inner.reshape(*x.shape[:2], self.up.shape[0], -1)
         # Sums in float32, those of the gradients too.
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         more = jnp.einsum('btnr,nrd->nbtd', inner, self.up[...].astype(x.dtype), preferred_element_type=wide)
         return list(self._mixed(x, before, more))
 
     @recomputed_method
     def _first(self, x: Sequence, before: Sequence) -> Sequence:
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         return x + ((before - x).astype(wide) * self.first[...].astype(wide)[None, None]).astype(x.dtype)
 
     @recomputed_method
@@ -167,5 +168,5 @@ class RWKV6(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> RWKV6State:
         """Returns an empty memory; its size does not depend on `length`."""
-        memory = jnp.zeros((batch, self.heads, self.channels, self.channels), state_dtype(dtype))
+        memory = jnp.zeros((batch, self.heads, self.channels, self.channels), wide_dtype(dtype))
         return RWKV6State(memory, no_shift((batch, self.heads * self.channels), dtype), no_segment(batch))

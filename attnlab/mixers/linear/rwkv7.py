@@ -15,8 +15,9 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.exclusive import own_read
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed, recomputed_beside_products, recomputed_method
-from attnlab.functional.recurrences import carried, no_segment, state_dtype
+from attnlab.functional.recurrences import carried, no_segment
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.norms import GroupNorm
@@ -157,7 +158,7 @@ class RWKV7(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> RWKV7State:
         """Returns an empty memory; its size does not depend on `length`."""
-        memory = jnp.zeros((batch, self.heads, self.channels, self.channels), state_dtype(dtype))
+        memory = jnp.zeros((batch, self.heads, self.channels, self.channels), wide_dtype(dtype))
         return RWKV7State(memory, no_shift((batch, self.heads * self.channels), dtype), no_segment(batch))
 
     @recomputed_method
@@ -165,14 +166,14 @@ class RWKV7(Mixer):
         self, x: Sequence, segments: Segments | None, last: ShiftState | None
     ) -> tuple[list[Sequence], ShiftState | None]:
         before, shift = shifted(x, segments, last)
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         mix = self.mix[...].astype(wide)[:, None, None]
         return [x + ((before - x).astype(wide) * part).astype(x.dtype) for part in mix], shift
 
     @recomputed_method
     def _keys(self, k: Keys, logits: Heads) -> tuple[Keys, Keys, Keys]:
         """The keys that are written, and those by which the memory is read to erase and written to."""
-        wide = state_dtype(k.dtype)
+        wide = wide_dtype(k.dtype)
         rate = jax.nn.sigmoid(logits)
         erased = _unit(k.astype(wide) * self._each(self.erased, wide))
         written = k.astype(wide) * (1 + (rate - 1) * self._each(self.written, wide))

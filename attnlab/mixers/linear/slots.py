@@ -10,11 +10,12 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-from attnlab.context import Context
+from attnlab.context import IN_MIXER, Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed, recomputed_method
-from attnlab.functional.recurrences import carried, no_segment, state_dtype
+from attnlab.functional.recurrences import carried, no_segment
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.decays import fading
 from attnlab.nn.gates import SlotGates
@@ -23,6 +24,8 @@ from attnlab.nn.norms import RMSNorm
 from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
 from attnlab.typing import Heads, Keys, Queries, Segments, Sequence, Values
+
+TEMPERATURE = 8.0
 
 
 class GatedSlotState(NamedTuple):
@@ -49,7 +52,8 @@ class GatedSlots(Mixer):
     token may change a few slots and leave the others as they are: "Raven" 2026, https://github.com/goombalab/raven.
     With a `gate` the norm is of every head, with one gain for all, and what it gives is multiplied by the gate.
 
-    Raises `UserError` for heads that do not divide the width and a temperature that is not positive.
+    Raises `UserError` for heads that do not divide the width, a temperature that is not positive, and another one than
+    the default beside `gates`, which do not read it.
     """
 
     def __init__(
@@ -58,7 +62,7 @@ class GatedSlots(Mixer):
         *,
         heads: int,
         slots: int = 64,
-        temperature: float = 8.0,
+        temperature: float = TEMPERATURE,
         gates: Callable[..., SlotGates] | None = None,
         key_norm: Callable[..., nnx.Module] | None = None,
         position: Rope | None = None,
@@ -73,7 +77,7 @@ class GatedSlots(Mixer):
           dim: model width.
           heads: how many memories, each of `dim / heads` key and value channels.
           slots: of every memory.
-          temperature: keeps the gates near one, where they are those of the mixer.
+          temperature: keeps the mixer's own gates near one; other `gates` do not read it.
           gates: made as `gates(dim, heads=, slots=, rngs=)`; give the log decays; `None`: those above.
           key_norm: made as `key_norm(channels, heads=, rngs=)`, one each for queries and keys.
           position: rotates queries and keys, behind their norms.
@@ -84,6 +88,11 @@ class GatedSlots(Mixer):
         """
         if temperature <= 0:
             raise UserError(f'temperature of GatedSlots is {temperature}; it must be positive')
+        if gates is not None and temperature != TEMPERATURE:
+            raise UserError(
+                f'temperature of GatedSlots is {temperature}, which gates do not read; leave it out, or give it to a '
+                'part of gates that takes one, such as gates.decay=ChannelDecay'
+            )
         self.heads, self.slots, self.temperature = heads, slots, temperature
         self.channels, self.implementation = head_channels(dim, heads), implementation
         self.query, self.key, self.value = (Linear(dim, dim, rngs=rngs) for _ in range(3))
@@ -139,12 +148,12 @@ class GatedSlots(Mixer):
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> GatedSlotState:
         """Returns empty slots; their size does not depend on `length`."""
         shape = (batch, self.heads, self.slots, self.channels)
-        keys, values = (jnp.zeros(shape, state_dtype(dtype)) for _ in range(2))
+        keys, values = (jnp.zeros(shape, wide_dtype(dtype)) for _ in range(2))
         return GatedSlotState(keys, values, no_segment(batch))
 
     def _log_decay(self, x: Sequence, ctx: Context) -> Float[Array, 'b t h n']:
         if not isinstance(self.forget, Linear):
-            return self.forget(x, None if ctx.deterministic else ctx.fold_in(2).dropout_key)
+            return self.forget(x, None if ctx.deterministic else ctx.fold_in(IN_MIXER).dropout_key)
         return fading(self.forget(x).reshape(*x.shape[:2], self.heads, self.slots), self.temperature)
 
 

@@ -10,11 +10,12 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.documents import block_slots
 from attnlab.functional.newton import FIXED, BacktrackedStep, FixedStep
-from attnlab.functional.recurrences import document_starts, state_dtype
+from attnlab.functional.precision import wide_dtype
+from attnlab.functional.recurrences import document_starts
 from attnlab.mixers.mixer import TwoSided
 from attnlab.nn.activations import gelu_exact
-from attnlab.nn.heads import head_channels
-from attnlab.nn.neighbours import CentredConv
+from attnlab.nn.convolutions import CentredConv
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.norms import LayerNorm
 from attnlab.nn.projections import Linear
 from attnlab.typing import Queries, Sequence
@@ -34,7 +35,7 @@ class SoftmaxFreeAttention(TwoSided):
     `normalised` divides the inverse by the roots of the row sums of `Q`, from both sides. Lu et al. 2024,
     https://arxiv.org/abs/2207.03341.
 
-    Rows have landmarks enough for `documents` documents, padding not counted; what is beyond is NaN.
+    Rows have landmarks for up to `documents` documents, padding not counted; outputs of further ones are NaN.
 
     Raises `UserError` for heads that do not divide the width, an even `width`, and for no documents.
 
@@ -84,9 +85,9 @@ class SoftmaxFreeAttention(TwoSided):
 
     def __call__(self, x: Sequence, ctx: Context, state: None = None) -> tuple[Sequence, None]:
         b, t, _ = x.shape
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         v = self.value(x)
-        q = self.query(x).reshape(b, t, self.heads, -1).astype(wide) * self.channels**-0.25
+        q = by_head(self.query(x), self.heads).astype(wide) * self.channels**-0.25
         slots = block_slots(ctx.segments, b, t, self.stride, self.documents)
         landmarks = self._landmarks(slots.spread(q))
         # Documents by their number among all runs of the row, from 1, so that 0 is no landmark of any.
@@ -103,7 +104,7 @@ class SoftmaxFreeAttention(TwoSided):
         inverse = self.newton(between + self.ridge * one, largest, together, self.iterations)
         if self.normalised:
             inverse = inverse * (sums[..., None] * sums[..., None, :]) ** -0.5
-        values = v.reshape(b, t, self.heads, -1).astype(wide)
+        values = by_head(v, self.heads).astype(wide)
         y = jnp.einsum('bhtn,bthv->bhnv', to_landmarks, values)
         y = jnp.einsum('bhtn,bhnv->bthv', to_landmarks, jnp.einsum('bhnm,bhmv->bhnv', inverse, y))
         y = jnp.where((slots.there & (slots.index == slots.count))[..., None], jnp.nan, y.reshape(x.shape))

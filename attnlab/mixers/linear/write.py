@@ -11,8 +11,8 @@ from jaxtyping import Float
 
 from attnlab.errors import UserError
 from attnlab.functional import cores
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed, recomputed_method
-from attnlab.functional.recurrences import state_dtype
 from attnlab.nn.gates import Terms
 from attnlab.signature import checked_fields
 from attnlab.typing import Heads, Keys, Queries, Values
@@ -194,7 +194,7 @@ class PreconditionedDelta(WriteRule):
 
 @recomputed
 def _squared(strength: Float[Array, 'b t h'], k: Keys) -> Float[Array, 'b t h k']:
-    return strength[..., None] * jnp.square(k.astype(state_dtype(k.dtype)))
+    return strength[..., None] * jnp.square(k.astype(wide_dtype(k.dtype)))
 
 
 @recomputed

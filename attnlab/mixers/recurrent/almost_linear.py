@@ -12,7 +12,8 @@ from jaxtyping import Float, Int
 
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.functional.recurrences import almost_linear, document_starts, no_segment, state_dtype
+from attnlab.functional.precision import wide_dtype
+from attnlab.functional.recurrences import almost_linear, document_starts, no_segment
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
@@ -66,7 +67,7 @@ class AlmostLinearRNN(Mixer):
     def __call__(
         self, x: Sequence, ctx: Context, state: AlmostLinearState | None = None
     ) -> tuple[Sequence, AlmostLinearState | None]:
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         diagonal, recurrent = (each[...].astype(wide) for each in (self.diagonal, self.recurrent))
 
         def step(hidden: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -86,7 +87,7 @@ class AlmostLinearRNN(Mixer):
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> AlmostLinearState:
         """Returns a state of zeros; its size does not depend on `length`."""
         del length
-        return AlmostLinearState(jnp.zeros((batch, self.diagonal.shape[0]), state_dtype(dtype)), no_segment(batch))
+        return AlmostLinearState(jnp.zeros((batch, self.diagonal.shape[0]), wide_dtype(dtype)), no_segment(batch))
 
 
 def stable_diagonal(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:

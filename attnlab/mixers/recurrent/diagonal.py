@@ -11,8 +11,9 @@ from jaxtyping import Float, Int
 
 from attnlab.context import Context
 from attnlab.functional import cores
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed_beside_products
-from attnlab.functional.recurrences import carried, document_starts, no_segment, state_dtype
+from attnlab.functional.recurrences import carried, document_starts, no_segment
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.preludes import Prelude
 from attnlab.nn.projections import Linear
@@ -104,6 +105,6 @@ class DiagonalRecurrence(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> DiagonalState:
         """Returns the state before the first token; its size does not depend on `length`."""
-        hidden = jnp.zeros((batch, self.width), state_dtype(dtype))
+        hidden = jnp.zeros((batch, self.width), wide_dtype(dtype))
         prelude = None if self.prelude is None else self.prelude.init_state(batch, dtype)
         return DiagonalState(hidden, prelude, no_segment(batch))

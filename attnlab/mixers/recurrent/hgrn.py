@@ -14,8 +14,9 @@ from jaxtyping import Complex, Float, Int
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed_beside_products, recomputed_method
-from attnlab.functional.recurrences import carried, no_segment, state_dtype
+from attnlab.functional.recurrences import carried, no_segment
 from attnlab.functional.structured import from_parts, parts
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.norms import RMSNorm
@@ -101,7 +102,7 @@ class HGRN(Mixer):
         self, forget: Float[Array, 'b t d'], candidate: Float[Array, 'b t m']
     ) -> tuple[Complex[Array, 'b t d'], Complex[Array, 'b t d']]:
         """What is taken of the candidates, and by what the hidden state is multiplied."""
-        wide = state_dtype(forget.dtype)
+        wide = wide_dtype(forget.dtype)
         forget = forget.astype(wide)
         kept = self.lower_bound + (1 - self.lower_bound) * jax.nn.sigmoid(forget)
         taken = (1 - self.lower_bound) * jax.nn.sigmoid(-forget)
@@ -115,4 +116,4 @@ class HGRN(Mixer):
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> HGRNState:
         """Returns zeros; their number does not depend on `length`."""
         del length
-        return HGRNState(jnp.zeros((batch, 2 * self.angle.shape[0]), state_dtype(dtype)), no_segment(batch))
+        return HGRNState(jnp.zeros((batch, 2 * self.angle.shape[0]), wide_dtype(dtype)), no_segment(batch))

@@ -13,10 +13,11 @@ from jaxtyping import Bool, Float, Int
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import gated, recomputed
-from attnlab.functional.recurrences import carried, document_starts, no_segment, state_dtype
+from attnlab.functional.recurrences import carried, document_starts, no_segment
 from attnlab.mixers.mixer import Mixer
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.parameter import param
 from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
@@ -91,7 +92,7 @@ class RAT(Mixer):
         implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
-        channels = head_channels(dim, heads, instead='another width')
+        channels = head_channels(dim, heads)
         if heads % groups:
             raise UserError(f'{groups} groups do not divide {heads} heads; groups serve the heads in turn')
         self.heads, self.chunk, self.position, self.implementation = heads, chunk, position, implementation
@@ -125,7 +126,7 @@ class RAT(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> RATState:
         """Returns room for the chunks of `length` tokens."""
-        wide, slots = state_dtype(dtype), max(1, length // self.chunk)
+        wide, slots = wide_dtype(dtype), max(1, length // self.chunk)
         dim = self.bias.shape[0]
         keys, values = (jnp.zeros((batch, slots, self.heads, dim // self.heads), wide) for _ in range(2))
         count, segments = jnp.zeros(batch, jnp.int32), jnp.zeros((batch, slots), jnp.int32)
@@ -152,7 +153,7 @@ class RAT(Mixer):
             state=state,
             implementation=self.implementation,
         )
-        v, k = (each.reshape(*x.shape[:2], self.heads, -1) for each in jnp.split(running, 2, axis=-1))
+        v, k = (by_head(each, self.heads) for each in jnp.split(running, 2, axis=-1))
         return v, k, last
 
     def _per_head(self, x: Float[Array, 'b t m']) -> Queries:

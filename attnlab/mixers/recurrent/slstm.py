@@ -13,9 +13,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attnlab.context import Context
-from attnlab.functional.recurrences import document_starts, no_segment, state_dtype
+from attnlab.functional.precision import wide_dtype
+from attnlab.functional.recurrences import document_starts, no_segment
 from attnlab.mixers.mixer import Mixer
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.norms import GroupNorm
 from attnlab.nn.parameter import param
 from attnlab.nn.preludes import Prelude, ShortConv
@@ -96,7 +97,7 @@ class SLSTM(Mixer):
     ) -> tuple[Sequence, SLSTMState | None]:
         segments = ctx.segments_or_ones()
         smoothed, prelude = self.prelude(x, ctx.segments, None if state is None else state.prelude)
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         recurrent = self.recurrent[...].astype(wide)
 
         def step(before: Cells, inputs: tuple[Array, Array]) -> tuple[Cells, Array]:
@@ -117,7 +118,7 @@ class SLSTM(Mixer):
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> SLSTMState:
         """Returns cells at rest; their number does not depend on `length`."""
         del length
-        cells = self._at_rest(batch, state_dtype(dtype))
+        cells = self._at_rest(batch, wide_dtype(dtype))
         return SLSTMState(cells, self.prelude.init_state(batch, dtype), no_segment(batch))
 
     def _at_rest(self, batch: int, dtype: DTypeLike) -> Cells:
@@ -126,10 +127,10 @@ class SLSTM(Mixer):
 
     def _gates(self, x: Sequence, smoothed: Sequence) -> Float[Array, 'f b t h k']:
         """What gates read of the input, in the order i, f, z, o, with biases."""
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         weight = self.inputs[...].astype(x.dtype)
         found = [
-            jnp.einsum('bthk,ghkv->gbthv', each.reshape(*x.shape[:2], self.heads, -1), own, preferred_element_type=wide)
+            jnp.einsum('bthk,ghkv->gbthv', by_head(each, self.heads), own, preferred_element_type=wide)
             for each, own in ((smoothed, weight[:2]), (x, weight[2:]))
         ]
         return jnp.concatenate(found) + self.bias[...].astype(wide)[:, None, None]

@@ -15,12 +15,11 @@ from attnlab.functional.attend import View, attend, identity_values, look
 from attnlab.functional.cache import Entries, ForgettingEntries, KeyValueCache, empty_cache
 from attnlab.functional.grids import required_grid
 from attnlab.functional.penalty import Penalised
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Reach
 from attnlab.functional.recomputed import recomputed_beside_products
-from attnlab.functional.recurrences import state_dtype
 from attnlab.functional.rotary import rotated_channels
 from attnlab.mixers.mixer import Mixer, require_causal
-from attnlab.nn.dense_maps import StickBreaking
 from attnlab.nn.heads import check_groups, head_channels
 from attnlab.nn.positions import Alibi, GridRope, Rope
 from attnlab.nn.preludes import Prelude, ShiftState
@@ -153,8 +152,10 @@ class Attention(Mixer):
         elif not isinstance(self.weights, WeightMap):
             if self.forget is not None or self.sink is not None:
                 raise UserError(f'{type(self.weights).__name__} takes neither a forget gate nor a learned sink')
-            if isinstance(self.weights, StickBreaking) and not (self.reach.causal and self.reach.window is None):
-                raise UserError('StickBreaking needs all keys of a causal row, in order; give it window=None')
+            ordered = getattr(self.weights, 'ordered', False)
+            if ordered and not (self.reach.causal and self.reach.window is None):
+                name = type(self.weights).__name__
+                raise UserError(f'{name} needs all keys of a causal row, in order; give it causal=True and window=None')
         elif self.sink is not None and not self.weights.takes_sink:
             raise UserError(f'{type(self.weights).__name__} takes no learned sink: it is no softmax')
 
@@ -205,7 +206,7 @@ class Attention(Mixer):
             reach=self.reach,
         )
         if self.forget is not None:
-            forgotten = jnp.zeros((*cache.entries.segments.shape, self.heads), state_dtype(dtype))
+            forgotten = jnp.zeros((*cache.entries.segments.shape, self.heads), wide_dtype(dtype))
             keys, values, segments = cache.entries
             cache = cache._replace(entries=ForgettingEntries(keys, values, segments, forgotten))
         shifts, preludes = (
@@ -248,7 +249,7 @@ class Attention(Mixer):
 
     def _attend(self, q: Queries, v: Values, view: View, x: Sequence) -> Heads:
         """What queries read of a view whose entries have these values."""
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         return attend(
             q,
             view.entries.keys,

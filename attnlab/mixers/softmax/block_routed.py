@@ -14,8 +14,9 @@ from attnlab.context import Context
 from attnlab.functional.attend import look
 from attnlab.functional.block_sparse import Blocks, Compressed, Located, attend_selected, scored
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Reach
-from attnlab.functional.recurrences import document_starts, state_dtype
+from attnlab.functional.recurrences import document_starts
 from attnlab.functional.rotary import rotated_channels
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.heads import head_channels
@@ -97,6 +98,6 @@ def _means(keys: Float[Array, 'b s h k'], firsts: Int[Array, 'b s'], blocks: Blo
     ends = jnp.sort(jnp.where(ended, slots[None], len(slots)), axis=1)[:, : max(1, len(slots) // blocks.size)]
     take = jax.vmap(functools.partial(jnp.take, axis=0, mode='clip'))
     inside = jnp.arange(1 - blocks.size, 1, dtype=jnp.int32)
-    held = take(keys.astype(state_dtype(keys.dtype)), ends[:, :, None] + inside[None, None])
+    held = take(keys.astype(wide_dtype(keys.dtype)), ends[:, :, None] + inside[None, None])
     means = jnp.swapaxes(jnp.mean(held, axis=2), 1, 2)
     return Compressed(means, means, jnp.where(ends < len(slots), ends, -1), take(numbers, ends))

@@ -12,11 +12,11 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.attend import attend, look
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Reach
 from attnlab.functional.recomputed import recomputed_method
-from attnlab.functional.recurrences import state_dtype
 from attnlab.mixers.mixer import Mixer, require_causal
-from attnlab.nn.heads import check_groups, head_channels
+from attnlab.nn.heads import by_head, check_groups, head_channels
 from attnlab.nn.parameter import param
 from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
@@ -95,7 +95,7 @@ class DifferentialAttention(Mixer):
         self, x: Sequence, ctx: Context, state: KeyValueCache | None = None
     ) -> tuple[Sequence, KeyValueCache | None]:
         q, k = self._rotated(self.query(x), ctx), self._rotated(self.key(x), ctx)
-        v = self.value(x).reshape(*x.shape[:2], self.kv_pairs, -1)
+        v = by_head(self.value(x), self.kv_pairs)
         view = look(Entries(k, v, ctx.segments_or_ones()), ctx, Reach(self.causal), state)
         y = self._difference(
             *(
@@ -109,7 +109,7 @@ class DifferentialAttention(Mixer):
 
     def mix(self) -> Float[Array, '']:
         """Returns `l`, how much of the second map is subtracted, in float32 or better."""
-        a, b, c, d = self.lambdas[...].astype(state_dtype(self.lambdas.dtype))
+        a, b, c, d = self.lambdas[...].astype(wide_dtype(self.lambdas.dtype))
         return jnp.exp(jnp.sum(a * b)) - jnp.exp(jnp.sum(c * d)) + self.lambda_init
 
     @property

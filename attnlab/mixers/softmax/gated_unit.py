@@ -1,8 +1,6 @@
 """Gated attention units: one head of attention inside a gated linear unit, in the place of attention and MLP."""
 
 import dataclasses
-import math
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -14,87 +12,27 @@ from jaxtyping import Array, Float, Int
 from attnlab.context import Context
 from attnlab.functional.attend import attend, look
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Reach
 from attnlab.functional.recomputed import gated, recomputed
-from attnlab.functional.recurrences import carried, no_segment, state_dtype
-from attnlab.functional.rotary import rotated_channels
+from attnlab.functional.recurrences import carried, no_segment
 from attnlab.mixers.mixer import Mixer, require_causal
-from attnlab.module import Module
+from attnlab.nn.gated_units import (
+    ROPE,
+    SOFTMAX,
+    QueriesAndKeys,
+    averaged,
+    gated_by_silu,
+    offset_deviation,
+    rounded_silu,
+    wide_silu,
+)
 from attnlab.nn.parameter import param
 from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
-from attnlab.nn.systems import MovingAverage
-from attnlab.typing import Queries, Segments, Sequence
-from pallas_kernels import Softmax, SquaredRelu, WeightMap
-
-ROPE = Rope()
-SOFTMAX = Softmax()
-
-
-@recomputed
-def wide_silu(x: Float[Array, '*b d']) -> Float[Array, '*b d']:
-    """`silu(x)`, in float32 or better."""
-    return jax.nn.silu(x.astype(state_dtype(x.dtype)))
-
-
-def rounded_silu(x: Float[Array, '*b d']) -> Float[Array, '*b d']:
-    """`silu(x)`, rounded once, to the type of `x`."""
-    return wide_silu(x).astype(x.dtype)
-
-
-@recomputed
-def gated_by_silu(y: Float[Array, '*b d'], logits: Float[Array, '*b d']) -> Float[Array, '*b d']:
-    """`y silu(logits)`, rounded once, to the type of the logits."""
-    return (wide_silu(logits) * y).astype(logits.dtype)
-
-
-@recomputed
-def averaged(
-    average: Float[Array, 'b t d'], x: Float[Array, 'b t d'], direct: Float[Array, ' d']
-) -> Float[Array, 'b t d']:
-    """`silu(average + direct x)`, in the type of the average."""
-    return jax.nn.silu(average + direct.astype(average.dtype)[None, None] * x.astype(average.dtype))
-
-
-def biased(length: int) -> float:
-    """The standard deviation of offsets whose products over `length` start as the relative bias of the paper.
-
-    That is `R_i a . R_j b`, `a` and `b` drawn with 0.02, beside `q . k / length`: here `c_q . c_k / length`, rotated.
-    """
-    return 0.02 * math.sqrt(length)
-
-
-class QueriesAndKeys(Module):
-    """Queries and keys of one head from the same channels, each by a gain and an offset: `q = g x + c`.
-
-    Gains start with a standard deviation of 0.02, offsets with one of `offset`; both are rotated by `position`. Offsets
-    are drawn such that `c_q . c_k`, the product of a token with itself, is not negative: a squared ReLU may else
-    be zero for all pairs of a short row, without a gradient. Hua et al. 2022, https://arxiv.org/abs/2202.10447.
-    """
-
-    def __init__(self, channels: int, *, position: Rope | None, offset: float = 0.0, rngs: nnx.Rngs):
-        if position is not None:
-            rotated_channels(channels, position.fraction)
-        self.position = position
-        axes = (None, None)
-        small = nnx.initializers.normal(0.02)
-        self.gain = param(small, (2, channels), axes=axes, group='vector', rngs=rngs)
-        start = partial(_agreeing, offset) if offset else nnx.initializers.zeros
-        self.offset = param(start, (2, channels), axes=axes, group='vector', rngs=rngs)
-
-    def __call__(self, x: Float[Array, 'b t k'], ctx: Context) -> tuple[Queries, Queries]:
-        """Returns both in the type of `x`, which is float32 or better: squared weights double an error of rounding."""
-        gain, offset = (each[...].astype(x.dtype)[:, None, None, None] for each in (self.gain, self.offset))
-        q, k = x[None, :, :, None] * gain + offset
-        if self.position is None:
-            return q, k
-        return self.position.rotate(q, ctx.positions), self.position.rotate(k, ctx.positions)
-
-
-def _agreeing(deviation: float, key: Array, shape: tuple[int, int], dtype: DTypeLike) -> Float[Array, '2 k']:
-    """Two normal vectors, the second with the sign of their product."""
-    q, k = deviation * jax.random.normal(key, shape, dtype)
-    return jnp.stack([q, jnp.where(q @ k < 0, -k, k)])
+from attnlab.nn.systems import DampedAverage
+from attnlab.typing import Segments, Sequence
+from pallas_kernels import SquaredRelu, WeightMap
 
 
 class GatedAttentionUnit(Mixer):
@@ -134,7 +72,7 @@ class GatedAttentionUnit(Mixer):
         self.key_dim, self.value_dim, self.length = key_dim, expand * dim, length
         self.reach, self.implementation = Reach(causal), implementation
         self.input = Linear(dim, 2 * self.value_dim + key_dim, bias=bias, rngs=rngs)
-        self.heads = QueriesAndKeys(key_dim, position=position, offset=biased(length), rngs=rngs)
+        self.heads = QueriesAndKeys(key_dim, position=position, offset=offset_deviation(length), rngs=rngs)
         self.output = Linear(self.value_dim, dim, bias=bias, axes=('heads', 'embed'), rngs=rngs)
 
     def __call__(
@@ -220,17 +158,17 @@ class Mega(Mixer):
         self.dim, self.key_dim, self.value_dim = dim, key_dim, value_dim
         self.chunk, self.weights, self.implementation = chunk, weights, implementation
         self.reach = Reach(window=chunk)
-        self.average = MovingAverage(dim, state=state, rngs=rngs)
+        self.average = DampedAverage(dim, state=state, rngs=rngs)
         self.direct = param(nnx.initializers.normal(1.0), (dim,), axes=('mlp',), group='vector', rngs=rngs)
         self.value = Linear(dim, value_dim, bias=True, rngs=rngs)
         self.mixed = Linear(dim, 2 * dim + key_dim + value_dim, bias=True, rngs=rngs)
         # Without chunks, of rows as long as those of a gated attention unit are by default.
-        offset = biased(1024 if chunk is None else chunk) if isinstance(weights, SquaredRelu) else 0.0
+        offset = offset_deviation(1024 if chunk is None else chunk) if isinstance(weights, SquaredRelu) else 0.0
         self.heads = QueriesAndKeys(key_dim, position=position, offset=offset, rngs=rngs)
         self.output = Linear(value_dim, dim, axes=('heads', 'embed'), rngs=rngs)
 
     def __call__(self, x: Sequence, ctx: Context, state: MegaState | None = None) -> tuple[Sequence, MegaState | None]:
-        segments, wide = ctx.segments_or_ones(), x.astype(state_dtype(x.dtype))
+        segments, wide = ctx.segments_or_ones(), x.astype(wide_dtype(x.dtype))
         before = None if state is None else carried(state.average, segments, state.segment)
         average, after = self.average(wide, ctx.segments, before, implementation=self.implementation)
         splits = (self.dim, self.dim + self.key_dim, self.dim + self.key_dim + self.value_dim)

@@ -12,11 +12,12 @@ from jaxtyping import Float
 from attnlab.context import Context
 from attnlab.functional.attend import View, attend, look
 from attnlab.functional.cache import KeyValueCache
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Reach
 from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.module import Module
 from attnlab.nn.decoupled import DecoupledRope, EliteRope, SharedKey
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.projections import Linear
 from attnlab.typing import Heads, Queries, Segments, Sequence
@@ -43,8 +44,9 @@ class LatentAttention(Mixer):
     The state is a cache of latents and rotated keys, and of nothing else. One token that goes on from a state is
     computed in absorbed form: `q_i . k_j = (q_i U_k^T) . z_j` and `sum_j p_ij v_j = (sum_j p_ij z_j) U_v`, so that
     the heads all attend to the latents themselves, multi-query attention with the products of the rotated parts as a
-    bias. More tokens, and those without a state, meet keys and values made from the latents, as it is written above.
-    The cache holds the `length` tokens it was made for, and a call that goes beyond gives NaN.
+    bias. More tokens, those without a state, and all where the map is none that `Linear.absorbs`, meet keys and values
+    made from the latents, as it is written above. The cache holds the `length` tokens it was made for, and a call that
+    goes beyond gives NaN.
 
     Raises `UserError` for sizes that do not divide, or a position that does not fit them.
     """
@@ -103,14 +105,15 @@ class LatentAttention(Mixer):
         self, x: Sequence, ctx: Context, state: KeyValueCache | None = None
     ) -> tuple[Sequence, KeyValueCache | None]:
         batch, length, _ = x.shape
-        q = self.query(x).reshape(batch, length, self.heads, -1)
+        q = by_head(self.query(x), self.heads)
         q, rotated_q = jnp.split(q, [self.key_dim], axis=-1)
         rotated_q = self.position.rotate(rotated_q, ctx.positions, self.channels)
         key = self.key(x).reshape(batch, length, self.rotated_keys, self.rotated_dim)
         key = self.position.rotate(key, ctx.positions, self.channels)
         latent = self.down(x) if self.norm is None else self.norm(self.down(x))
         view = look(LatentEntries(latent, key, ctx.segments_or_ones()), ctx, Reach(self.causal), state)
-        read = self._absorbed if state is not None and length == 1 else self._expanded
+        absorbed = state is not None and length == 1 and self.up.absorbs
+        read = self._absorbed if absorbed else self._expanded
         return self.output(read(q, rotated_q, view).reshape(batch, length, -1)), view.cache
 
     @property
@@ -131,7 +134,7 @@ class LatentAttention(Mixer):
         self, latent: Float[Array, 'b s r'], key: Float[Array, 'b s g _']
     ) -> tuple[Float[Array, 'b s h k'], Float[Array, 'b s h v']]:
         """What is made from latents, the rotated keys after those without position."""
-        k, v = jnp.split(self.up(latent).reshape(*latent.shape[:2], self.heads, -1), [self.key_dim], axis=-1)
+        k, v = jnp.split(by_head(self.up(latent), self.heads), [self.key_dim], axis=-1)
         return jnp.concatenate([k, jnp.repeat(key, self.heads // self.rotated_keys, axis=2)], axis=-1), v
 
     def _expanded(self, q: Queries, rotated_q: Float[Array, 'b t h _'], view: View) -> Heads:
@@ -159,7 +162,7 @@ class LatentAttention(Mixer):
     def _products(self, q: Float[Array, 'b t h k'], k: Float[Array, 'b s g k']) -> Float[Array, 'b h t s']:
         """The products of the rotated parts."""
         q = q.reshape(*q.shape[:2], self.rotated_keys, -1, q.shape[-1])
-        wide = jnp.promote_types(q.dtype, jnp.float32)
+        wide = wide_dtype(q.dtype)
         products = jnp.einsum('btgnk,bsgk->bgnts', q, k, preferred_element_type=wide)
         return products.reshape(q.shape[0], self.heads, q.shape[1], k.shape[1])
 

@@ -13,10 +13,10 @@ from jaxtyping import Float, Int
 
 from attnlab.context import Context
 from attnlab.functional.dense import softmax
-from attnlab.functional.recurrences import state_dtype
+from attnlab.functional.precision import wide_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.feature_maps import UnitNorm
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.preludes import ConvState, ShortConv
 from attnlab.nn.projections import Linear
 from attnlab.typing import Heads, Keys, Queries, Segments, Sequence, Values
@@ -55,8 +55,8 @@ class PathAttention(Mixer):
 
         w = unit(silu(conv(x W_1 W_2)))        b = 2 sigmoid(x W_b + c)
 
-    of every head, `W_1` a bottleneck. With `forget` a score loses the logarithms of the gates of the tokens after the
-    key, up to the query. Keys are kept as later tokens have reflected them. Yang et al. 2025,
+    of every head, `W_1` a bottleneck. With `forget`, the logarithms of the gates of the tokens after the key, up to the
+    query, are added to the score. Keys are kept as later tokens have reflected them. Yang et al. 2025,
     https://arxiv.org/abs/2505.16381.
 
     The state holds the `length` tokens it was made for, and a call that goes beyond gives NaN.
@@ -94,10 +94,10 @@ class PathAttention(Mixer):
         self.output = Linear(dim, dim, axes=('heads', 'embed'), rngs=rngs)
 
     def __call__(self, x: Sequence, ctx: Context, state: PathState | None = None) -> tuple[Sequence, PathState | None]:
-        wide, (b, t, _) = state_dtype(x.dtype), x.shape
-        q, k, v = (linear(x).reshape(b, t, self.heads, -1) for linear in (self.query, self.key, self.value))
+        wide, (b, t, _) = wide_dtype(x.dtype), x.shape
+        q, k, v = (by_head(linear(x), self.heads) for linear in (self.query, self.key, self.value))
         axes, conv = self.conv(self.up(self.down(x)), ctx.segments, None if state is None else state.conv)
-        axes = UnitNorm().wide(axes.reshape(b, t, self.heads, -1))
+        axes = UnitNorm().wide(by_head(axes, self.heads))
         strength = 2 * jax.nn.sigmoid(self.strength(x).astype(wide))
         log_forget = jnp.zeros_like(strength) if self.forget is None else self.forget(x)
         past = self._nothing(b, t, x.dtype) if state is None else state.past
@@ -114,7 +114,7 @@ class PathAttention(Mixer):
         return PathState(self._nothing(batch, length, dtype), self.conv.init_state(batch, dtype))
 
     def _nothing(self, batch: int, length: int, dtype: DTypeLike) -> MovedKeys:
-        shape, wide = (batch, length, self.heads), state_dtype(dtype)
+        shape, wide = (batch, length, self.heads), wide_dtype(dtype)
         return MovedKeys(
             jnp.zeros((*shape, self.channels), wide),
             jnp.zeros((*shape, self.channels), dtype),

@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Reach
-from attnlab.functional.recurrences import state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.signature import checked_fields
@@ -110,7 +110,7 @@ class ReusedAttention(Mixer):
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> ReusedState:
         """The state before the first call, on rows of `length` tokens."""
         heads, dim = self.attention.heads, self.attention.output.weight.shape[-1]
-        mass = jnp.ones((batch, length, heads), state_dtype(dtype))
+        mass = jnp.ones((batch, length, heads), wide_dtype(dtype))
         return ReusedState(jnp.int32(0), mass, jnp.zeros((batch, length, dim), dtype))
 
     def _refreshed(self, x: Sequence, ctx: Context, state: ReusedState) -> tuple[Array, Array, Array]:

@@ -17,6 +17,7 @@ from attnlab.functional import cores
 from attnlab.functional.attend import View, attend, look
 from attnlab.functional.block_sparse import Blocks, Compressed, Located, attend_selected, document_firsts
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Reach
 from attnlab.functional.recurrences import no_segment
 from attnlab.functional.rotary import rotated_channels
@@ -127,7 +128,7 @@ class NativeSparseAttention(Mixer):
       selected_block: tokens of a selected block, at least `compressed_block`.
       selected_blocks: how many blocks a query selects, at least `initial + local`.
       initial: how many blocks at the start of the document are always selected.
-      local: how many up to the query's own are.
+      local: how many blocks up to and including the query's own are always selected.
       window: how many tokens the window's branch sees, the query's own included.
       position: how positions enter the scores; `None`: not at all.
       compressor: makes the maps of blocks of keys, and of values, as `compressor(channels, block=, rngs=)`.
@@ -282,7 +283,7 @@ class NativeSparseAttention(Mixer):
             _swapped(compressed.keys).astype(q.dtype),
             _swapped(compressed.values).astype(q.dtype),
             causal=False,
-            bias=jnp.where(seen, jnp.zeros((), jnp.promote_types(q.dtype, jnp.float32)), -jnp.inf),
+            bias=jnp.where(seen, jnp.zeros((), wide_dtype(q.dtype)), -jnp.inf),
             implementation=self.implementation,
         )
 

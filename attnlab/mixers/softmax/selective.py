@@ -12,9 +12,10 @@ from jaxtyping import Bool, Float
 from attnlab.context import Context
 from attnlab.functional.attend import View, attend, look
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Placed, Reach
 from attnlab.functional.recomputed import recomputed
-from attnlab.functional.recurrences import document_starts, state_dtype
+from attnlab.functional.recurrences import document_starts
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.heads import check_groups, head_channels
 from attnlab.nn.positions import Rope
@@ -96,7 +97,7 @@ class SelectiveAttention(Mixer):
         cache = empty_cache(
             batch, length, kv_heads=self.kv_heads, key_dim=self.key_dim, value_dim=self.key_dim, dtype=dtype
         )
-        return SelectiveAttentionState(cache, jnp.zeros((batch, length), state_dtype(dtype)))
+        return SelectiveAttentionState(cache, jnp.zeros((batch, length), wide_dtype(dtype)))
 
     def _project(self, x: Sequence, ctx: Context) -> tuple[Queries, Keys, Values]:
         q, k, v = (y.reshape(*x.shape[:2], -1, self.key_dim) for y in (self.query(x), self.key(x), self.value(x)))
@@ -108,7 +109,7 @@ class SelectiveAttention(Mixer):
         self, q: Queries, view: View, state: SelectiveAttentionState | None
     ) -> tuple[Float[Array, 'b t s'], Float[Array, 'b s']]:
         """`F` of a call, and what it would be for the query after the last."""
-        before = jnp.zeros(view.keys.segments.shape, state_dtype(q.dtype)) if state is None else state.mask
+        before = jnp.zeros(view.keys.segments.shape, wide_dtype(q.dtype)) if state is None else state.mask
         return accumulated(selections(q[:, :, 0], view.entries.keys[:, :, 0], view.queries, view.keys), before)
 
 
@@ -119,7 +120,7 @@ def selections(
 
     The keys are those of the stream from its first token on. The result is in float32 or better.
     """
-    wide = state_dtype(q.dtype)
+    wide = wide_dtype(q.dtype)
     scores = q.shape[-1] ** -0.5 * jnp.einsum('btk,bsk->bts', q, k, preferred_element_type=wide)
     earlier = Reach().visible(queries._replace(places=queries.places - 1), keys)
     selectable = earlier & ~document_starts(keys.segments)[:, None, :]

@@ -14,23 +14,24 @@ from jaxtyping import Array, Bool, Float, Int
 from attnlab.context import PADDING, Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed
-from attnlab.functional.recurrences import carried, document_starts, no_segment, state_dtype
+from attnlab.functional.recurrences import carried, document_starts, no_segment
 from attnlab.mixers.mixer import Mixer
-from attnlab.mixers.softmax.gated_unit import (
+from attnlab.nn.gated_units import (
     ROPE,
     SOFTMAX,
     QueriesAndKeys,
     averaged,
-    biased,
     gated_by_silu,
+    offset_deviation,
     rounded_silu,
     wide_silu,
 )
 from attnlab.nn.parameter import param
 from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
-from attnlab.nn.systems import MovingAverage
+from attnlab.nn.systems import DampedAverage
 from attnlab.typing import Segments, Sequence
 from pallas_kernels import SquaredRelu, WeightMap
 
@@ -123,7 +124,7 @@ class SparseGatedUnit(Mixer):
         value_dim = 2 * dim if value_dim is None else value_dim
         self.key_dim, self.value_dim, self.window, self.capacity = key_dim, value_dim, window, capacity
         self.weights, self.implementation = weights, implementation
-        self.average = MovingAverage(dim, state=state, rngs=rngs)
+        self.average = DampedAverage(dim, state=state, rngs=rngs)
         self.direct = param(nnx.initializers.normal(1.0), (dim,), axes=('mlp',), group='vector', rngs=rngs)
         self.choice = Linear(dim, 2, bias=True, axes=('embed', None), rngs=rngs)
         start = nnx.initializers.constant(math.log(temperature * math.sqrt(dim)))
@@ -132,13 +133,15 @@ class SparseGatedUnit(Mixer):
         self.mixed = Linear(dim, key_dim + 2 * value_dim, bias=True, rngs=rngs)
         squared = isinstance(weights, SquaredRelu)
         self.scale = 1 / window if squared else None
-        self.heads = QueriesAndKeys(key_dim, position=position, offset=biased(window) if squared else 0.0, rngs=rngs)
+        self.heads = QueriesAndKeys(
+            key_dim, position=position, offset=offset_deviation(window) if squared else 0.0, rngs=rngs
+        )
         self.output = Linear(value_dim, dim, bias=True, axes=('heads', 'embed'), rngs=rngs)
 
     def __call__(
         self, x: Sequence, ctx: Context, state: SparseState | None = None
     ) -> tuple[Sequence, SparseState | None]:
-        segments, wide = ctx.segments_or_ones(), x.astype(state_dtype(x.dtype))
+        segments, wide = ctx.segments_or_ones(), x.astype(wide_dtype(x.dtype))
         before = None if state is None else carried(state.average, segments, state.segment)
         average, after = self.average(wide, ctx.segments, before, implementation=self.implementation)
         m = averaged(average, x, self.direct[...])

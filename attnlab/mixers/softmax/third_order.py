@@ -12,8 +12,9 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.attend import look
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Reach
-from attnlab.functional.recurrences import no_segment, state_dtype
+from attnlab.functional.recurrences import no_segment
 from attnlab.functional.third_order import (
     Operands,
     PairSums,
@@ -23,7 +24,7 @@ from attnlab.functional.third_order import (
 )
 from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.module import Module
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
@@ -143,7 +144,7 @@ class TaylorThirdOrderAttention(Mixer):
         """Returns empty sums; their size does not depend on `length`."""
         features = len(monomials(self.operands.key_dim, self.degree)[0])
         shape = (batch, self.operands.heads, features, self.operands.value_dim + 1)
-        first, second = (jnp.zeros(shape, state_dtype(dtype)) for _ in range(2))
+        first, second = (jnp.zeros(shape, wide_dtype(dtype)) for _ in range(2))
         return PairSums(first, second, no_segment(batch))
 
 
@@ -171,7 +172,7 @@ class PairProjections(Module):
     def __call__(self, x: Sequence) -> Operands:
         """Returns the operands, keys and queries normalised."""
         maps = (self.query, self.first_key, self.second_key, self.first_value, self.second_value)
-        projected = [linear(x).reshape(*x.shape[:2], self.heads, -1) for linear in maps]
+        projected = [by_head(linear(x), self.heads) for linear in maps]
         for i, norm in enumerate(self.norms):
             projected[i] = norm(projected[i])
         return Operands(*projected)

@@ -9,8 +9,8 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.grids import Grid, axial_angles, flatten, required_grid, unflatten
 from attnlab.functional.lookup import taken
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed
-from attnlab.functional.recurrences import state_dtype
 from attnlab.functional.rotary import rotate_by_angles
 from attnlab.mixers.mixer import TwoSided
 from attnlab.mixers.spatial.windows import neighbours, offset_bias
@@ -19,7 +19,7 @@ from attnlab.nn.convolutions import DepthwiseConv
 from attnlab.nn.heads import head_channels
 from attnlab.nn.norms import LayerNorm
 from attnlab.nn.parameter import param
-from attnlab.nn.projections import Linear
+from attnlab.nn.projections import Linear, default_rank
 from attnlab.typing import Heads, Sequence
 
 
@@ -64,7 +64,7 @@ class LocalAttentionAndScan(TwoSided):
         self.near = DepthwiseConv(dim, width=5, rngs=rngs)
         self.conv = DepthwiseConv(dim, rngs=rngs)
         self.before, self.after = (LayerNorm(dim, rngs=rngs) for _ in range(2))
-        self.scans = CrossScan(dim, state=state, dt_rank=-(-dim // 16), implementation=implementation, rngs=rngs)
+        self.scans = CrossScan(dim, state=state, dt_rank=default_rank(dim), implementation=implementation, rngs=rngs)
         self.output = Linear(dim, dim, bias=True, axes=('heads', 'embed'), rngs=rngs)
 
     def __call__(self, x: Sequence, ctx: Context, state: None = None) -> tuple[Sequence, None]:
@@ -82,7 +82,7 @@ class LocalAttentionAndScan(TwoSided):
         return self.output(y), None
 
     def _attended(self, q: Heads, k: Heads, v: Heads, grid: Grid) -> Float[Array, 'b t h k']:
-        wide = state_dtype(q.dtype)
+        wide = wide_dtype(q.dtype)
         angles = axial_angles(grid, self.channels, 10000.0, wide, inclusive=True)
         by = jnp.broadcast_to(angles[None, :, None], (*q.shape[:2], 1, angles.shape[-1]))
         q, k = (rotate_by_angles(each, by, interleaved=True) for each in (q, k))

@@ -12,10 +12,10 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.grids import flatten, required_grid, unflatten
-from attnlab.functional.recurrences import state_dtype
+from attnlab.functional.precision import wide_dtype
 from attnlab.mixers.mixer import TwoSided
 from attnlab.module import Module
-from attnlab.nn.convolutions import DepthwiseConv, Image, NormedPatchMap, Placed
+from attnlab.nn.convolutions import DepthwiseConv, Image, NormedPatchMap, TokenGrid
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
 
@@ -45,7 +45,7 @@ class WindowFactors(Module):
         v = v + self.conv(v.reshape(means.shape)).reshape(v.shape)
         return flatten(k, (self.side, self.side)), flatten(v, (self.side, self.side))
 
-    def _means(self, image: Image) -> Placed:
+    def _means(self, image: Image) -> TokenGrid:
         span, grid = (self.side - 1) * self.dilation + 1, image.shape[1:3]
         missing = [-size % span for size in grid]
         if any(fill >= size for fill, size in zip(missing, grid, strict=True)):
@@ -53,7 +53,7 @@ class WindowFactors(Module):
                 f'windows of {span} x {span} tokens cannot be filled up by reflection on a grid of {tuple(grid)}; '
                 'use a smaller side or ratio'
             )
-        wide = image.astype(state_dtype(image.dtype))
+        wide = image.astype(wide_dtype(image.dtype))
         filled = jnp.pad(wide, ((0, 0), *((0, fill) for fill in missing), (0, 0)), mode='reflect')
         rows, columns = (size // span for size in filled.shape[1:3])
         windows = filled.reshape(image.shape[0], rows, span, columns, span, -1)

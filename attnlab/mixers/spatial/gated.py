@@ -10,8 +10,8 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.grids import flatten, required_grid, unflatten
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed
-from attnlab.functional.recurrences import state_dtype
 from attnlab.mixers.mixer import TwoSided
 from attnlab.nn.convolutions import DepthwiseConv
 from attnlab.nn.decays import fading
@@ -92,5 +92,5 @@ class VisionGatedLinearAttention(TwoSided):
 
 @recomputed
 def _mixed(logits: Heads, far: Heads, near: Heads) -> Heads:
-    share = jax.nn.sigmoid(logits.astype(state_dtype(logits.dtype))).astype(logits.dtype)
+    share = jax.nn.sigmoid(logits.astype(wide_dtype(logits.dtype))).astype(logits.dtype)
     return share * far + (1 - share) * near

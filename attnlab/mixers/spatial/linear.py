@@ -13,8 +13,8 @@ from jaxtyping import Float
 from attnlab.context import Context
 from attnlab.functional.grids import Grid, axial_angles, flatten, required_grid, unflatten
 from attnlab.functional.newton import FIXED, BacktrackedStep, FixedStep
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import gated
-from attnlab.functional.recurrences import state_dtype
 from attnlab.functional.rotary import rotate_by_angles
 from attnlab.mixers.linear.softmax_free import gaussian
 from attnlab.mixers.mixer import TwoSided
@@ -22,11 +22,10 @@ from attnlab.mixers.spatial.reduced import adaptive_bins, check_sides
 from attnlab.nn.activations import gelu_exact
 from attnlab.nn.convolutions import DepthwiseConv, joined_blocks
 from attnlab.nn.feature_maps import NormAware
-from attnlab.nn.gates import BlockDiagonal
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.norms import LayerNorm
 from attnlab.nn.parameter import param
-from attnlab.nn.projections import Linear
+from attnlab.nn.projections import BlockDiagonal, Linear
 from attnlab.typing import Heads, Sequence
 
 COARSE = 7
@@ -65,8 +64,8 @@ class GridAgentAttention(TwoSided):
 
     def __call__(self, x: Sequence, ctx: Context, state: None = None) -> tuple[Sequence, None]:
         grid = required_grid(ctx, type(self).__name__, axes=2)
-        wide, plain = state_dtype(x.dtype), self.value(x)
-        q, k, v = (_heads(each, self.heads).astype(wide) for each in (self.query(x), self.key(x), plain))
+        wide, plain = wide_dtype(x.dtype), self.value(x)
+        q, k, v = (by_head(each, self.heads).astype(wide) for each in (self.query(x), self.key(x), plain))
         rows, columns = (jnp.asarray(adaptive_bins(size, self.side), wide) for size in grid)
         agents = jnp.einsum('iy,byxhk,jx->bijhk', rows, unflatten(q, grid), columns)
         agents = agents.reshape(x.shape[0], -1, *q.shape[2:]) * self.channels**-0.5
@@ -109,8 +108,8 @@ class GridInLine(TwoSided):
 
     def __call__(self, x: Sequence, ctx: Context, state: None = None) -> tuple[Sequence, None]:
         grid = required_grid(ctx, type(self).__name__, axes=2)
-        wide, plain = state_dtype(x.dtype), self.value(x)
-        q, k, v = (_heads(each, self.heads).astype(wide) for each in (self.query(x), self.key(x), plain))
+        wide, plain = wide_dtype(x.dtype), self.value(x)
+        q, k, v = (by_head(each, self.heads).astype(wide) for each in (self.query(x), self.key(x), plain))
         # Of the scale each factor has the root: keys times values would leave the range of float16.
         root = (x.shape[1] * self.channels**0.5) ** -0.5
         memory = jnp.einsum('bthk,bthv->bhkv', (k - jnp.mean(k, axis=1, keepdims=True)) * root, v)
@@ -118,7 +117,7 @@ class GridInLine(TwoSided):
         return self.output((read.reshape(x.shape) + self._residual(x, plain, grid)).astype(x.dtype)), None
 
     def _residual(self, x: Sequence, v: Sequence, grid: Grid) -> Sequence:
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         # Factors of whole images cost nothing in float32; XLA on a CPU lacks products of one token in bfloat16.
         mean = jnp.mean(x.astype(wide), axis=1, keepdims=True)
         factors = self.second(gelu_exact(self.first(mean)))
@@ -184,8 +183,8 @@ class GridSoftmaxFreeAttention(TwoSided):
     def __call__(self, x: Sequence, ctx: Context, state: None = None) -> tuple[Sequence, None]:
         grid = required_grid(ctx, type(self).__name__, axes=2)
         check_sides(grid, self.stride)
-        wide, plain = state_dtype(x.dtype), self.value(x)
-        q = _heads(self.query(x), self.heads).astype(wide) * self.channels**-0.25
+        wide, plain = wide_dtype(x.dtype), self.value(x)
+        q = by_head(self.query(x), self.heads).astype(wide) * self.channels**-0.25
         landmarks = self._landmarks(q, grid)
         to_landmarks, between = gaussian(q, landmarks), gaussian(landmarks, landmarks)
         sums = jnp.sum(between, axis=-1)
@@ -193,7 +192,7 @@ class GridSoftmaxFreeAttention(TwoSided):
         inverse = self.newton(ridged, jnp.max(sums, axis=-1, keepdims=True), None, self.iterations)
         if self.normalised:
             inverse = inverse * (sums[..., None] * sums[..., None, :]) ** -0.5
-        y = jnp.einsum('bhtn,bthv->bhnv', to_landmarks, _heads(plain, self.heads).astype(wide))
+        y = jnp.einsum('bhtn,bthv->bhnv', to_landmarks, by_head(plain, self.heads).astype(wide))
         y = jnp.einsum('bhtn,bhnv->bthv', to_landmarks, jnp.einsum('bhnm,bhmv->bhnv', inverse, y))
         return self.output(y.reshape(x.shape).astype(x.dtype) + _convolved(self.conv, plain, grid)), None
 
@@ -233,8 +232,8 @@ class GridNormAwareAttention(TwoSided):
 
     def __call__(self, x: Sequence, ctx: Context, state: None = None) -> tuple[Sequence, None]:
         grid = required_grid(ctx, type(self).__name__, axes=2)
-        wide, plain = state_dtype(x.dtype), self.value(x)
-        q, k, v = (_heads(each, self.heads).astype(wide) for each in (self.query(x), self.key(x), plain))
+        wide, plain = wide_dtype(x.dtype), self.value(x)
+        q, k, v = (by_head(each, self.heads).astype(wide) for each in (self.query(x), self.key(x), plain))
         q, k = NormAware().features(q, k, ctx.positions)
         total = jnp.einsum('bthm,bhm->bth', q, jnp.mean(k, axis=1)) + 1e-6
         angles = axial_angles(grid, self.channels, 10000.0, wide, inclusive=True)
@@ -248,10 +247,6 @@ class GridNormAwareAttention(TwoSided):
         by = jnp.broadcast_to(angles[None, :, None], (*features.shape[:2], 1, angles.shape[-1]))
         parts = (rotate_by_angles(part, by, interleaved=True) for part in jnp.split(features, 2, axis=-1))
         return jnp.concatenate(list(parts), axis=-1)
-
-
-def _heads(x: Sequence, heads: int) -> Heads:
-    return x.reshape(*x.shape[:2], heads, -1)
 
 
 def _convolved(conv: Any, x: Sequence, grid: Grid) -> Sequence:

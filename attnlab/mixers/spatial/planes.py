@@ -14,7 +14,7 @@ from attnlab.errors import UserError
 from attnlab.functional.dense import softmax
 from attnlab.functional.grids import coordinates, required_grid
 from attnlab.functional.lookup import taken
-from attnlab.functional.recurrences import state_dtype
+from attnlab.functional.precision import wide_dtype
 from attnlab.mixers.mixer import TwoSided
 from attnlab.module import Module
 from attnlab.nn.activations import gelu_exact
@@ -113,7 +113,7 @@ class PlaneAttention(TwoSided):
         around = [(first, -(first + size) % side) for first, size, side in zip(before, grid, window, strict=True)]
         there = np.pad(np.ones(grid, bool), around)
         shape = there.shape
-        wide = state_dtype(q.dtype)
+        wide = wide_dtype(q.dtype)
         queries, keys, values = (_windows(each, grid, around, window) for each in (q, k, v))
         seen = jnp.asarray(_cut(there[None, ..., None], window)[..., 0])
         offsets = coordinates(window)[:, None] - coordinates(window)[None] + self.side - 1

@@ -9,7 +9,7 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 from attnlab.context import Context
-from attnlab.functional.recurrences import state_dtype
+from attnlab.functional.precision import wide_dtype
 from attnlab.mixers.mixer import TwoSided
 from attnlab.module import Module
 from attnlab.nn.norms import LayerNorm
@@ -17,7 +17,7 @@ from attnlab.nn.projections import Linear
 from attnlab.typing import Segments, Sequence
 
 
-class ChannelGate(Module):
+class PolarizedChannelGate(Module):
     """One number a document and channel, `sigmoid(norm(W_z sum_t p_t (x_t W_v)))`, `p = softmax_t(x_t w_q)`.
 
     `W_v` halves the channels; `W_z` restores them, with a bias.
@@ -32,7 +32,7 @@ class ChannelGate(Module):
 
     def __call__(self, x: Sequence, same: Bool[Array, 'b t s'] | None) -> Float[Array, 'b #t d']:
         """The gate of the document of every token; `same` tells which tokens share one, `None` that all do."""
-        scores, values = self.query(x)[..., 0].astype(state_dtype(x.dtype)), self.value(x)
+        scores, values = self.query(x)[..., 0].astype(wide_dtype(x.dtype)), self.value(x)
         if same is None:
             weights = jax.nn.softmax(scores, axis=-1)[:, None]
         else:
@@ -50,8 +50,8 @@ class PlaceGate(Module):
         self.value = Linear(dim, half, axes=('embed', None), rngs=rngs)
 
     def __call__(self, x: Sequence, same: Bool[Array, 'b t s'] | None) -> Float[Array, 'b t 1']:
-        """The gate of every token; see `ChannelGate`."""
-        wide = state_dtype(x.dtype)
+        """The gate of every token; see `PolarizedChannelGate`."""
+        wide = wide_dtype(x.dtype)
         queries, values = self.query(x).astype(wide), self.value(x)
         if same is None:
             means = jnp.mean(queries, axis=1, keepdims=True)
@@ -69,8 +69,9 @@ class PolarizedAttention(TwoSided):
         parallel:    y = A(x) x + B(x) x
         sequential:  y = B(z) z,  z = A(x) x
 
-    `A` is `ChannelGate`, `B` is `PlaceGate`, in the form of the paper: the released code takes the softmax of `B` over
-    places. It needs no grid: nothing depends on where a token is. Liu et al. 2021, https://arxiv.org/abs/2107.00782.
+    `A` is `PolarizedChannelGate`, `B` is `PlaceGate`, in the form of the paper: the released code takes the softmax of
+    `B` over places. It needs no grid: nothing depends on where a token is. Liu et al. 2021,
+    https://arxiv.org/abs/2107.00782.
 
     Args:
       dim: model width.
@@ -80,7 +81,7 @@ class PolarizedAttention(TwoSided):
 
     def __init__(self, dim: int, *, join: Literal['parallel', 'sequential'] = 'parallel', rngs: nnx.Rngs):
         self.join = join
-        self.channels = ChannelGate(dim, rngs=rngs)
+        self.channels = PolarizedChannelGate(dim, rngs=rngs)
         self.places = PlaceGate(dim, rngs=rngs)
 
     def __call__(self, x: Sequence, ctx: Context, state: None = None) -> tuple[Sequence, None]:
@@ -91,7 +92,7 @@ class PolarizedAttention(TwoSided):
 
 def sigmoid(x: Float[Array, '*b d']) -> Float[Array, '*b d']:
     """The logistic function, computed in float32 or better."""
-    return jax.nn.sigmoid(x.astype(state_dtype(x.dtype))).astype(x.dtype)
+    return jax.nn.sigmoid(x.astype(wide_dtype(x.dtype))).astype(x.dtype)
 
 
 def _same(segments: Segments | None) -> Bool[Array, 'b t s'] | None:

@@ -12,11 +12,11 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.grids import flatten, required_grid, unflatten
-from attnlab.functional.recurrences import state_dtype
+from attnlab.functional.precision import wide_dtype
 from attnlab.mixers.mixer import TwoSided
 from attnlab.module import Module
 from attnlab.nn.activations import gelu_exact
-from attnlab.nn.convolutions import Image, PatchMap, Placed
+from attnlab.nn.convolutions import Image, PatchMap, TokenGrid
 from attnlab.nn.heads import head_channels
 from attnlab.nn.initialization import Gaussian, Scaled
 from attnlab.nn.norms import LayerNorm
@@ -36,7 +36,7 @@ class StridedReduction(Module):
         self.conv: Any = None if ratio == 1 else PatchMap(dim, dim, patch=ratio, start=start, rngs=rngs)
         self.norm: Any = None if ratio == 1 else LayerNorm(dim, rngs=rngs)
 
-    def __call__(self, image: Image) -> Placed:
+    def __call__(self, image: Image) -> TokenGrid:
         check_sides(image.shape[1:3], self.ratio)
         return image if self.conv is None else self.norm(self.conv(image))
 
@@ -53,8 +53,8 @@ class PooledReduction(Module):
         self.linear = Linear(dim, dim, bias=True, axes=('embed', None), rngs=rngs)
         self.norm = LayerNorm(dim, rngs=rngs)
 
-    def __call__(self, image: Image) -> Placed:
-        wide = image.astype(state_dtype(image.dtype))
+    def __call__(self, image: Image) -> TokenGrid:
+        wide = image.astype(wide_dtype(image.dtype))
         rows, columns = (jnp.asarray(adaptive_bins(size, self.side), wide.dtype) for size in image.shape[1:3])
         means = jnp.einsum('i y, b y x d, j x -> b i j d', rows, wide, columns).astype(image.dtype)
         return gelu_exact(self.norm(self.linear(means)))
@@ -151,7 +151,7 @@ class EmbeddingFreeAttention(TwoSided):
         grid = required_grid(ctx, type(self).__name__, axes=2)
         check_sides(grid, self.ratio)
         rows, columns = (size // self.ratio for size in grid)
-        image = unflatten(x.astype(state_dtype(x.dtype)), grid)[:, : rows * self.ratio, : columns * self.ratio]
+        image = unflatten(x.astype(wide_dtype(x.dtype)), grid)[:, : rows * self.ratio, : columns * self.ratio]
         blocks = image.reshape(x.shape[0], rows, self.ratio, columns, self.ratio, x.shape[-1])
         pooled = self.linear(jnp.mean(blocks, axis=(2, 4)).reshape(x.shape[0], rows * columns, -1).astype(x.dtype))
         q, k = (y.reshape(*y.shape[:2], self.heads, self.key_dim) for y in (x, pooled))

@@ -12,7 +12,7 @@ from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.grids import Grid, coordinates, flatten, required_grid, unflatten
 from attnlab.functional.lookup import taken
-from attnlab.functional.recurrences import state_dtype
+from attnlab.functional.precision import wide_dtype
 from attnlab.mixers.mixer import TwoSided
 from attnlab.nn.heads import head_channels
 from attnlab.nn.parameter import param
@@ -64,7 +64,7 @@ class WindowAttention(TwoSided):
         shift = self.side // 2 if self.shifted and min(grid) > self.side else 0
         whole = (-(-grid[0] // side) * side, -(-grid[1] // side) * side)
         places = coordinates((side, side))
-        bias = offset_bias(self.bias[...], places[:, None] - places[None], self.side).astype(state_dtype(x.dtype))
+        bias = offset_bias(self.bias[...], places[:, None] - places[None], self.side).astype(wide_dtype(x.dtype))
         q, k, v = (self._windows(part, grid, whole, side, shift) for part in jnp.split(self.qkv(x), 3, axis=-1))
         segments = _regions(grid, whole, side, shift)
         y = cores.attention(
@@ -131,7 +131,7 @@ class NeighbourhoodAttention(TwoSided):
         keys, offsets = neighbours(grid, self.side, self.dilation)
         shape = (*x.shape[:2], self.heads, self.key_dim)
         q, k, v = (part.reshape(shape) for part in jnp.split(self.qkv(x), 3, axis=-1))
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         scores = jnp.einsum('b t h k, b t n h k -> b h t n', q, taken(k, keys, 1), preferred_element_type=wide)
         bias = offset_bias(self.bias[...], offsets, self.side).astype(wide)
         weights = jax.nn.softmax(scores * self.key_dim**-0.5 + bias[None], axis=-1)

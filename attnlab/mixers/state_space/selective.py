@@ -15,16 +15,18 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.levels import levels_of, no_levels, read_by_level
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import gated, recomputed_method
-from attnlab.functional.recurrences import carried, no_segment, state_dtype
+from attnlab.functional.recurrences import carried, no_segment
 from attnlab.mixers.mixer import Mixer
 from attnlab.module import Module
-from attnlab.nn.decays import StepSize
+from attnlab.nn.decays import StepSize, log_rates, log_states
+from attnlab.nn.heads import by_head
 from attnlab.nn.levels import LevelWeights
 from attnlab.nn.norms import RMSNorm
-from attnlab.nn.parameter import param
+from attnlab.nn.parameter import param, starting_at
 from attnlab.nn.preludes import Prelude, ShortConv
-from attnlab.nn.projections import Linear
+from attnlab.nn.projections import Linear, default_rank
 from attnlab.nn.systems import System
 from attnlab.typing import Heads, Segments, Sequence, State, Values
 
@@ -62,11 +64,9 @@ class SelectiveMaps(Module):
         dt_rank: int,
         select_norm: Callable[..., nnx.Module] | None = None,
         skip: nnx.Initializer | None = nnx.initializers.ones,
-        implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
         self.splits = (dt_rank, dt_rank + state)
-        self.implementation = implementation
         self.select = Linear(inner, dt_rank + 2 * state, axes=('mlp', None), rngs=rngs)
         self.step = Linear(dt_rank, inner, initializer=_bound_by_fan_in, axes=(None, 'mlp'), rngs=rngs)
         self.step_size = StepSize(inner, rngs=rngs)
@@ -91,7 +91,7 @@ class SelectiveMaps(Module):
         return cores.selective_scan(
             x,
             self.step_size(self.step(low)),
-            -jnp.exp(self.A_log[...].astype(state_dtype(x.dtype))),
+            -jnp.exp(self.A_log[...].astype(wide_dtype(x.dtype))),
             B,
             C,
             None if self.D is None else self.D[...],
@@ -139,14 +139,8 @@ class SelectiveSSM(SelectiveMaps, Mixer):
         inner = expand * dim
         self.input = Linear(dim, 2 * inner, axes=('embed', 'mlp'), rngs=rngs)
         self.prelude = prelude(inner, rngs=rngs)
-        super().__init__(
-            inner,
-            state=state,
-            dt_rank=_rank(dim, dt_rank),
-            select_norm=select_norm,
-            implementation=implementation,
-            rngs=rngs,
-        )
+        super().__init__(inner, state=state, dt_rank=default_rank(dim, dt_rank), select_norm=select_norm, rngs=rngs)
+        self.implementation = implementation
         self.output = Linear(inner, dim, axes=('mlp', 'embed'), rngs=rngs)
 
     def __call__(
@@ -166,7 +160,7 @@ class SelectiveSSM(SelectiveMaps, Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> SelectiveState:
         """Returns the state of a system at rest; its size does not depend on `length`."""
-        memory = jnp.zeros((batch, *self.A_log.shape), state_dtype(dtype))
+        memory = jnp.zeros((batch, *self.A_log.shape), wide_dtype(dtype))
         return SelectiveState(memory, self.prelude.init_state(batch, dtype), no_segment(batch))
 
 
@@ -191,8 +185,7 @@ class SelectiveSystem(SelectiveMaps, System):
     def __init__(self, dim: int, *, state: int, causal: bool, dt_rank: int | None = None, rngs: nnx.Rngs):
         if not causal:
             raise UserError('causal of SelectiveSystem is False; it must be True: a row of both ways is zoo=bi_s6')
-        rank = _rank(dim, dt_rank)
-        super().__init__(dim, state=state, dt_rank=rank, skip=None, rngs=rngs)
+        super().__init__(dim, state=state, dt_rank=default_rank(dim, dt_rank), skip=None, rngs=rngs)
 
     def __call__(
         self,
@@ -207,7 +200,7 @@ class SelectiveSystem(SelectiveMaps, System):
 
     def init_state(self, batch: int, dtype: DTypeLike) -> Float[Array, 'b d n']:
         """Returns zeros, float32 or float64."""
-        return jnp.zeros((batch, *self.A_log.shape), state_dtype(dtype))
+        return jnp.zeros((batch, *self.A_log.shape), wide_dtype(dtype))
 
 
 class StateSpaceDual(Mixer):
@@ -263,8 +256,7 @@ class StateSpaceDual(Mixer):
         self.input = Linear(dim, 2 * inner + 2 * state + self.heads, axes=('embed', 'mlp'), rngs=rngs)
         self.prelude = prelude(inner + 2 * state, rngs=rngs)
         self.step_size = StepSize(self.heads, rngs=rngs)
-        log_rates = _log_uniform_rate if rates == 'drawn' else _log_counted
-        self.A_log = param(log_rates, (self.heads,), axes=('heads',), group='dynamics', rngs=rngs)
+        self.A_log = log_rates(self.heads, 1.0, rngs) if rates == 'drawn' else _counted_rates(self.heads, rngs)
         self.D = param(nnx.initializers.ones, (self.heads,), axes=('heads',), group='dynamics', rngs=rngs)
         self.norm = None if norm is None else norm(inner, rngs=rngs)
         self.levels = None if levels is None else levels(dim, heads=self.heads, rngs=rngs)
@@ -277,7 +269,7 @@ class StateSpaceDual(Mixer):
         z, xBC, step = jnp.split(self.input(x), (inner, 2 * inner + 2 * self.state), axis=-1)
         xBC, prelude = self.prelude(xBC, ctx.segments, None if state is None else state.prelude)
         values, B, C = jnp.split(xBC, (inner, inner + self.state), axis=-1)
-        values = values.reshape(*values.shape[:2], self.heads, -1)
+        values = by_head(values, self.heads)
         dt = self.step_size(step)
         written = dt.astype(x.dtype)[..., None] * values
         log_decay = -jnp.exp(self.A_log[...].astype(dt.dtype))[None, None] * dt
@@ -311,14 +303,10 @@ class StateSpaceDual(Mixer):
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> SelectiveState:
         """Returns the state of a system at rest; its size depends on `length` where there are levels."""
         shape = (self.heads, self.state, self.inner // self.heads)
-        memory: State = jnp.zeros((batch, *shape), state_dtype(dtype))
+        memory: State = jnp.zeros((batch, *shape), wide_dtype(dtype))
         if self.levels is not None:
             memory = no_levels(batch, min(levels_of(length), self.levels.count - 1), shape, dtype)
         return SelectiveState(memory, self.prelude.init_state(batch, dtype), no_segment(batch))
-
-
-def _rank(dim: int, given: int | None) -> int:
-    return -(-dim // 16) if given is None else given
 
 
 def _bound_by_fan_in(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
@@ -327,16 +315,7 @@ def _bound_by_fan_in(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Arr
     return jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
-def log_states(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
-    """The logarithms of 1 to `n` in every channel, the real part of S4D."""
-    del key
-    return jnp.broadcast_to(jnp.log(jnp.arange(1, shape[1] + 1, dtype=dtype))[None], tuple(shape))
-
-
-def _log_uniform_rate(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
-    return jnp.log(jax.random.uniform(key, shape, dtype, 1.0, 16.0))
-
-
-def _log_counted(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
-    del key
-    return jnp.log(jnp.arange(1, shape[0] + 1, dtype=dtype))
+def _counted_rates(heads: int, rngs: nnx.Rngs) -> nnx.Param:
+    """The logarithms of 1, 2, 3 and so on over the heads."""
+    start = starting_at(jnp.log(jnp.arange(1, heads + 1, dtype=jnp.float32)))
+    return param(start, (heads,), axes=('heads',), group='dynamics', rngs=rngs)

@@ -8,7 +8,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from attnlab.context import Context
-from attnlab.functional.recurrences import carried, no_segment, state_dtype
+from attnlab.functional.precision import wide_dtype
+from attnlab.functional.recurrences import carried, no_segment
 from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.nn.parameter import param
 from attnlab.nn.readouts import GatedReadout
@@ -66,7 +67,7 @@ class StructuredSSM(Mixer):
     def __call__(
         self, x: Sequence, ctx: Context, state: StructuredState | None = None
     ) -> tuple[Sequence, StructuredState | None]:
-        wide = x.astype(state_dtype(x.dtype))
+        wide = x.astype(wide_dtype(x.dtype))
         before = None if state is None else carried(state.memory, ctx.segments_or_ones(), state.segment)
         y, after = self.system(wide, ctx.segments, before, implementation=self.implementation)
         if after is not None:

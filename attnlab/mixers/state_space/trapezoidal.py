@@ -13,8 +13,9 @@ from jaxtyping import Float, Int
 
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import gated, recomputed, recomputed_method
-from attnlab.functional.recurrences import carried, document_starts, no_segment, state_dtype
+from attnlab.functional.recurrences import carried, document_starts, no_segment
 from attnlab.functional.rotary import rotate_by_angles
 from attnlab.functional.trapezoid import Ranked, accumulated_angles, trapezoidal_attention
 from attnlab.mixers.mixer import Mixer
@@ -130,7 +131,7 @@ class TrapezoidalSSM(Mixer):
     def __call__(
         self, x: Sequence, ctx: Context, state: TrapezoidalState | None = None
     ) -> tuple[Sequence, TrapezoidalState | None]:
-        wide = state_dtype(x.dtype)
+        wide = wide_dtype(x.dtype)
         z, v, B, C, step, rate, part, turn = jnp.split(self.input(x), self.splits, axis=-1)
         dt, part = self.step_size(step), jax.nn.sigmoid(part.astype(wide))
         log_decay = -jnp.maximum(_rate(rate.astype(wide)), LEAST_RATE) * dt
@@ -164,7 +165,7 @@ class TrapezoidalSSM(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> TrapezoidalState:
         """Returns the state of a system at rest; its size does not depend on `length`."""
-        wide = state_dtype(dtype)
+        wide = wide_dtype(dtype)
         keys, values = ((batch, self.rank, self.heads, channels) for channels in (self.state, self.head_dim))
         before = (no_shift(keys, dtype), no_shift(values, dtype), no_shift((batch, self.heads), wide))
         return TrapezoidalState(

@@ -19,12 +19,16 @@ from attnlab.nn.convolutions import DepthwiseConv
 from attnlab.nn.norms import LayerNorm
 from attnlab.nn.orders import Orders, Raster
 from attnlab.nn.preludes import Prelude, ShortConv
-from attnlab.nn.projections import Linear
+from attnlab.nn.projections import Linear, default_rank
 from attnlab.typing import Segments, Sequence
 
 
 class SelectiveScan(SelectiveMaps):
     """A selective scan in one direction, without a state of its own; see `SelectiveMaps`."""
+
+    def __init__(self, inner: int, *, state: int, dt_rank: int, implementation: str | None, rngs: nnx.Rngs):
+        super().__init__(inner, state=state, dt_rank=dt_rank, rngs=rngs)
+        self.implementation = implementation
 
     def __call__(self, x: Sequence, segments: Segments | None) -> Sequence:
         return self.scan(x, segments, implementation=self.implementation)[0]
@@ -60,7 +64,7 @@ class TwoWaySSM(TwoSided):
         implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
-        inner, dt_rank = expand * dim, -(-dim // 16) if dt_rank is None else dt_rank
+        inner, dt_rank = expand * dim, default_rank(dim, dt_rank)
         scan: dict[str, Any] = {'state': state, 'dt_rank': dt_rank, 'implementation': implementation}
         self.input = Linear(dim, 2 * inner, axes=('embed', 'mlp'), rngs=rngs)
         self.convs: Any = nnx.List([prelude(inner, rngs=rngs) for _ in range(2)])
@@ -138,7 +142,7 @@ class CrossScanSSM(TwoSided):
         implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
-        inner, dt_rank = expand * dim, -(-dim // 16) if dt_rank is None else dt_rank
+        inner, dt_rank = expand * dim, default_rank(dim, dt_rank)
         self.input = Linear(dim, 2 * inner, axes=('embed', 'mlp'), rngs=rngs)
         self.conv: Any = conv(inner, rngs=rngs)
         self.scans = CrossScan(

@@ -12,14 +12,14 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.grids import flatten, required_grid, unflatten
+from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import gated
-from attnlab.functional.recurrences import of_token_before, state_dtype
+from attnlab.functional.recurrences import of_token_before
 from attnlab.mixers.mixer import TwoSided
-from attnlab.mixers.state_space.selective import log_states
 from attnlab.module import Module
-from attnlab.nn.decays import StepSize
+from attnlab.nn.decays import StepSize, log_states
 from attnlab.nn.parameter import param
-from attnlab.nn.projections import Linear
+from attnlab.nn.projections import Linear, default_rank
 from attnlab.typing import Sequence
 
 Plane = Float[Array, 'b v t d']
@@ -30,7 +30,7 @@ LOW, HIGH = 1e-3, 1e-1
 
 
 class CoupledScans(Module):
-    """One sweep over the variates of two states a channel, `h` along time and `g` along variates, which drive another.
+    """One sweep over the variates of two states a channel that drive each other, `h` along time, `g` along variates.
 
         h_vt = a_1 h_v,t-1 + a_2 g_v,t-1 + p_vt x_vt B_1
         g_vt = a_4 g_v-1,t + a_3 h_v-1,t + q_vt x_vt B_2
@@ -62,7 +62,7 @@ class CoupledScans(Module):
         self.D = param(nnx.initializers.ones, (inner,), axes=('mlp',), group='dynamics', rngs=rngs)
 
     def __call__(self, x: Plane) -> Plane:
-        wide = x.astype(state_dtype(x.dtype))
+        wide = x.astype(wide_dtype(x.dtype))
         selected = self.select(x)
         low, B, C = jnp.split(selected, self.splits, axis=-1)
         steps = [
@@ -141,7 +141,7 @@ class VariateTimeSSM(TwoSided):
         sizes: dict[str, Any] = {
             'heads': heads,
             'state': state,
-            'dt_rank': -(-dim // 16) if dt_rank is None else dt_rank,
+            'dt_rank': default_rank(dim, dt_rank),
             'implementation': implementation,
         }
         self.input = Linear(dim, 2 * inner, axes=('embed', 'mlp'), rngs=rngs)

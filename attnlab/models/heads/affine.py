@@ -24,7 +24,7 @@ class AffineHead(Head):
       vocab: number of outputs.
       error: 'squared' or 'absolute'; the loss is its mean over outputs.
       variates: a map for each of so many variates, which are the last axis but one; `None`: one for all.
-      parts: of how many maps of equal widths, added up, it is the sum: weights are drawn within `sqrt(parts / d)`.
+      parts: of how many maps of equal widths it is the sum: weights are drawn within `sqrt(parts / d)`.
       rngs: draws the parameters.
 
     Raises `UserError` for another error, and for hidden states of other variates.
@@ -75,7 +75,7 @@ class SparseAffineHead(AffineHead):
     `share` is the fraction of weights that are expected not to be zero; 1 adds nothing. Triebe, Laptev and Rajagopal
     2019, https://arxiv.org/abs/1911.12436, whose code multiplies the strength by a ramp over the first epochs.
 
-    Raises `UserError` for a share that is none.
+    Raises `UserError` for a share that is not above 0 and at most 1.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ class ClassificationHead(Head):
     """A linear map of one vector per document to classes: `logits = x W + b`, with softmax.
 
     With `smoothing` `s`, training minimises the cross-entropy of `1 - s` times the class and `s` times equal shares of
-    all `classes` (Szegedy et al. 2016, https://arxiv.org/abs/1512.00567); losses are reported without.
+    all `classes` (Szegedy et al. 2016, https://arxiv.org/abs/1512.00567); evaluations report losses without.
 
     `vocab` is ignored; heads share one signature. Raises `UserError` for a smoothing out of `[0, 1)`.
     """

@@ -8,6 +8,7 @@ from jax import Array
 from jaxtyping import Float
 
 from attnlab.errors import UserError
+from attnlab.functional.precision import wide_dtype
 from attnlab.models.heads.head import Head, wide
 from attnlab.nn.projections import Linear
 from attnlab.typing import DropoutKey
@@ -19,8 +20,9 @@ LEVELS = 0x1E7E1
 class AtomsHead(Head):
     """A softmax over `atoms` numbers `z_i` from `low` to `high`, and their mean as the prediction.
 
-    The target lies between two atoms, and is divided between them so that their mean is it: `loss = -sum_i m_i log
-    p_i`, `m_i = max(0, 1 - |y - z_i| / (z_1 - z_0))`; what lies outside is taken for the nearest atom.
+    The target lies between two atoms, and is divided between them so that their weighted mean is the target:
+    `loss = -sum_i m_i log p_i`, `m_i = max(0, 1 - |y - z_i| / (z_1 - z_0))`; what lies outside is taken for the
+    nearest atom.
     Bellemare, Dabney and Munos 2017, https://arxiv.org/abs/1707.06887, whose targets are distributions themselves.
 
     Args:
@@ -146,6 +148,6 @@ class ImplicitQuantiles(Head):
 
     def _even(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b n']:
         middles = (2 * np.arange(self.levels) + 1) / (2 * self.levels)
-        dtype = jnp.promote_types(hidden.dtype, jnp.float32)
+        dtype = wide_dtype(hidden.dtype)
         shape = (*hidden.shape[:-1], self.levels)
         return jnp.broadcast_to(jnp.asarray(middles, dtype).reshape((1,) * (hidden.ndim - 1) + (-1,)), shape)

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int, Shaped
 from attnlab.functional import sampling
 from attnlab.functional.indices import check_indices
 from attnlab.functional.lookup import lookup
+from attnlab.functional.precision import wide_dtype
 from attnlab.module import Module
 from attnlab.nn.parameter import param
 from attnlab.typing import DropoutKey
@@ -20,12 +21,15 @@ from attnlab.typing import DropoutKey
 class Head(Module):
     """Maps hidden states to predictions, and gives their loss; made as `head(dim, vocab, rngs=rngs)`.
 
+    Evaluations report `losses`, training the `objective` that it minimises.
+
     Attributes:
       documents: the number of documents that a prediction is about; a hidden state concatenates their vectors.
-      degree: of real numbers, the power of their unit that the loss grows by; 0 where it is no such power. Where it is
-        one, training adds nothing to the losses but `penalty`.
+      degree: of real numbers, the power of their unit with which the loss grows; 0 where it is no such power. Where it
+        is not 0, training adds nothing to the losses but `penalty`.
       of_batch: the objective of a hidden state depends on the others of its batch, which then is not divided into
         parts.
+      missing: of several labels of a hidden state some may be missing, which are -1.
       estimated: of a head over a vocabulary, its objective has another value than its losses, so that it is no number
         of nats of the text.
     """
@@ -33,6 +37,7 @@ class Head(Module):
     documents = 1
     degree = 0
     of_batch = False
+    missing = False
     estimated = False
 
     @abc.abstractmethod
@@ -78,7 +83,7 @@ def nan_outside(losses: Float[Array, '*b'], targets: Int[Array, '*b'], classes: 
 
 
 def in_gradient_only(penalty: Float[Array, '*b']) -> Float[Array, '*b']:
-    """Zero, with the gradient of `penalty`: added to losses, it is trained on and not reported."""
+    """Zero, with the gradient of `penalty`: added to losses, it is trained on and not reported, in training either."""
     return penalty - jax.lax.stop_gradient(penalty)
 
 
@@ -89,13 +94,13 @@ def with_penalty(losses: Float[Array, '*b'], penalty: Float[Array, ''] | None) -
 
 def wide(x: Float[Array, '*b']) -> Float[Array, '*b']:
     """`x` in float32, or as it is if it is wider."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return x.astype(wide_dtype(x.dtype))
 
 
 def linear_logits(hidden: Float[Array, '*b d'], weight: Float[Array, 'o d']) -> Float[Array, '*b o']:
     """`hidden W^T`, multiplied in the type of `hidden`, accumulated and returned in float32 or better."""
     weight = weight.astype(hidden.dtype)
-    accumulator = jnp.promote_types(hidden.dtype, jnp.float32)
+    accumulator = wide_dtype(hidden.dtype)
     return jnp.einsum('... d, o d -> ... o', hidden, weight, preferred_element_type=accumulator)
 
 

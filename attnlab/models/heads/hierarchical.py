@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from attnlab.errors import UserError
 from attnlab.functional.huffman import huffman
 from attnlab.functional.lookup import lookup
+from attnlab.functional.precision import wide_dtype
 from attnlab.models.heads.head import Head, check_targets, linear_logits, nan_outside, output_weight, wide
 from attnlab.nn.parameter import buffer, param
 
@@ -101,7 +102,7 @@ class HierarchicalSoftmax(Head):
         """
         classes = self._checked(count)
         inner = classes - 1
-        nothing = jnp.full(2 * classes - 1, -jnp.inf, self._dtype(hidden))
+        nothing = jnp.full(2 * classes - 1, -jnp.inf, wide_dtype(hidden.dtype))
 
         def search(x: Float[Array, ' d']) -> Likeliest:
             # Nodes by index: inner ones, then leaves.
@@ -152,7 +153,7 @@ class HierarchicalSoftmax(Head):
                 asked = ~leaf & (beam[1] > -jnp.inf)
                 return places.reshape(-1)[best], chances, opened + jnp.sum(asked, dtype=jnp.int32)
 
-            chances = jnp.full(width, -jnp.inf, self._dtype(hidden)).at[0].set(0)
+            chances = jnp.full(width, -jnp.inf, wide_dtype(hidden.dtype)).at[0].set(0)
             start = jnp.full(width, self.root, jnp.int32), chances, jnp.int32(0)
             nodes, chances, opened = jax.lax.fori_loop(0, self.nodes.shape[1], down, start)
             return Likeliest(-1 - nodes[:count], chances[:count], opened)
@@ -169,11 +170,8 @@ class HierarchicalSoftmax(Head):
     def _opened(self, x: Float[Array, ' d'], node: Int[Array, '']) -> tuple[Float[Array, ' c'], Int[Array, ' c']]:
         """The logarithms of the chances of both children of an inner node, and these as in `Tree.children`."""
         vector = self.weight[...].astype(x.dtype)[node]
-        score = jnp.sum(wide(x) * wide(vector)) + self.bias[...][node].astype(self._dtype(x))
+        score = jnp.sum(wide(x) * wide(vector)) + self.bias[...][node].astype(wide_dtype(x.dtype))
         return jnp.stack([jax.nn.log_sigmoid(score), jax.nn.log_sigmoid(-score)]), self.children[...][node]
-
-    def _dtype(self, x: Array) -> jnp.dtype:
-        return jnp.promote_types(x.dtype, jnp.float32)
 
     def sample(self, hidden: Float[Array, 'b d'], key: Array, *, temperature: float, top_p: float) -> Int[Array, ' b']:
         """Goes down the tree by chance, or by best-first search at temperature 0; otherwise from all probabilities."""

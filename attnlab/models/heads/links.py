@@ -1,4 +1,4 @@
-"""Links: what a score adds to its class, `p_j = g(x_j) / sum_i g(x_i)`, and a vocabulary head for any of them."""
+"""Links, functions g in the place of the exponential, `p_j = g(x_j) / sum_i g(x_i)`, and a vocabulary head for them."""
 
 import abc
 import dataclasses

@@ -26,7 +26,7 @@ SMALLEST = 1e-12
 class ArcFaceHead(Head):
     """Cosines between hidden state and class, `scale cos(theta_k)`, with `cos(theta_y + margin)` for the target's.
 
-    The margin is in training alone, so that the reported loss is that of the cosines. Beyond `pi - margin`, where
+    The margin is in training alone, so that evaluations report the loss of the cosines. Beyond `pi - margin`, where
     `cos(theta + margin)` would rise again, it goes on as `cos(theta) - margin sin(margin)`. Centres start normal with
     standard deviation 0.01. Deng et al. 2019, https://arxiv.org/abs/1801.07698. `vocab` is ignored.
 

@@ -15,7 +15,7 @@ class MaskedSoftmaxHead(ClassificationHead):
     """A softmax trained over the classes that occur in a batch; the scores of all others are a constant, `mask`.
 
     So the classes of earlier tasks are not pushed down, and get no gradient. With `mask=None` it is minus infinity:
-    they are not there. A finite one keeps a part of the pull on the classes that are there. All classes are in the
+    they are left out. A finite one keeps a part of the pull on the classes that are there. All classes are in the
     reported loss. Kim, Kwon and Kim 2023, https://arxiv.org/abs/2309.14808. `vocab` is ignored.
     """
 

@@ -94,6 +94,8 @@ class MultiLabelHead(ClassificationHead):
     Targets are one label per hidden state, or `p` of them, -1 in the places of those that are missing.
     """
 
+    missing = True
+
     def __init__(self, dim: int, vocab: int, *, classes: int, loss: LabelsLoss, rngs: nnx.Rngs):
         super().__init__(dim, vocab, classes=classes, rngs=rngs)
         self.loss = loss
@@ -111,9 +113,10 @@ class MultiLabelHead(ClassificationHead):
 
     def _of(self, loss: LabelsLoss, hidden: Array, targets: Array) -> Array:
         one = targets.ndim < hidden.ndim
-        # One more than there are, for labels that are missing; a single one must not be.
-        check_indices('targets', targets if one else targets + 1, self.classes + (not one), 'classes')
+        # A single one must not be missing.
+        lowest = 0 if one else -1
+        check_indices('targets', targets, self.classes, 'classes', lowest)
         each = targets[..., None] if one else targets
         labels = jnp.any(jax.nn.one_hot(each, self.classes, dtype=jnp.bool_), axis=-2)
-        wrong = jnp.any((each >= self.classes) | (each < (0 if one else -1)), axis=-1)
+        wrong = jnp.any((each >= self.classes) | (each < lowest), axis=-1)
         return jnp.where(wrong, jnp.nan, loss.losses(self.logits(hidden), labels))

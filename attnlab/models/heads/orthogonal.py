@@ -11,7 +11,7 @@ from attnlab.models.heads.head import Head, wide
 from attnlab.nn.activations import gelu_exact
 from attnlab.nn.parameter import buffer, param
 from attnlab.nn.projections import Linear
-from attnlab.nn.windows import Basis
+from attnlab.nn.series_windows import Basis
 
 
 class OrthogonalHead(Head):

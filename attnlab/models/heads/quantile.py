@@ -14,7 +14,7 @@ from attnlab.models.heads.head import Head, wide
 from attnlab.nn.projections import Linear
 
 HALVINGS = 40
-"""Of the interval that a quantile lies in; it is found to its width over 2^40."""
+"""How often the interval that a quantile lies in is halved."""
 
 
 @runtime_checkable

@@ -19,7 +19,7 @@ from attnlab.errors import UserError
 from attnlab.functional.grids import Grid, flatten
 from attnlab.models.inputs.inputs import Inputs
 from attnlab.module import Module
-from attnlab.nn.convolutions import Conv, Image, PatchMap, Placed
+from attnlab.nn.convolutions import Conv, Image, PatchMap, TokenGrid
 from attnlab.nn.norms import LayerNorm
 from attnlab.nn.parameter import param
 from attnlab.nn.positions import GridSinusoids, LearnedPlaces
@@ -39,7 +39,7 @@ class OverlappingMap(Module):
         self.conv = Conv(channels, dim, width=2 * patch - 1, step=patch, rngs=rngs)
         self.norm = LayerNorm(dim, rngs=rngs)
 
-    def __call__(self, image: Image) -> Placed:
+    def __call__(self, image: Image) -> TokenGrid:
         return self.norm(self.conv(image))
 
 
@@ -64,7 +64,7 @@ class ConvStem(Module):
         self.norms = nnx.List([LayerNorm(after, rngs=rngs) for _, after in pairs])
         self.linear = Linear(dim, dim, bias=True, axes=(None, 'embed'), rngs=rngs)
 
-    def __call__(self, image: Image) -> Placed:
+    def __call__(self, image: Image) -> TokenGrid:
         x = image
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = jax.nn.gelu(norm(conv(x)))

@@ -16,7 +16,7 @@ from attnlab.errors import UserError
 from attnlab.models.inputs.inputs import Inputs
 from attnlab.nn.parameter import buffer, param, uniform_within
 from attnlab.nn.projections import Linear
-from attnlab.nn.windows import Basis
+from attnlab.nn.series_windows import Basis
 
 Window = Float[Array, 'b steps v']
 Rows = Float[Array, 'rows places d']

@@ -61,8 +61,7 @@ class Voxels(Inputs):
         x = self.linear(tokens if dtype is None else tokens.astype(dtype))
         if self.positions is None:
             return x
-        sinusoids = isinstance(self.positions, GridSinusoids)
-        here = self.positions.encode((self.side,) * 3, x.shape[-1]) if sinusoids else self.positions()
+        here = _table(self.positions, self.side, x.shape[-1])
         return x + jnp.broadcast_to(here.astype(x.dtype), x.shape)
 
 
@@ -111,7 +110,10 @@ class SomeVoxels(Inputs):
         x = self.linear(x if dtype is None else x.astype(dtype))
         if self.positions is None:
             return x
-        sinusoids = isinstance(self.positions, GridSinusoids)
-        table = self.positions.encode((self.side,) * 3, x.shape[-1]) if sinusoids else self.positions()
         numbers = (places[..., 0] * self.side + places[..., 1]) * self.side + places[..., 2]
-        return x + table[numbers].astype(x.dtype)
+        return x + _table(self.positions, self.side, x.shape[-1])[numbers].astype(x.dtype)
+
+
+def _table(positions: Any, side: int, dim: int) -> Float[Array, 'n d']:
+    """The positions of all voxels."""
+    return positions.encode((side,) * 3, dim) if isinstance(positions, GridSinusoids) else positions()

@@ -7,7 +7,7 @@ from attnlab.data.series.baselines import Forecasted, RepeatLast, SeasonalNaive,
 from attnlab.data.series.drawn import DrawnSeries, Seasonal
 from attnlab.data.series.windows import Windows, scaled
 from attnlab.errors import UserError
-from attnlab.nn.windows import InstanceNorm, LastValue
+from attnlab.nn.series_windows import InstanceNorm, LastValue
 
 WITHIN, CROSSING, ALL = slice(96, None), slice(96), slice(None)
 """Windows of the test split that lie in it whole, those whose look-back begins in the validation split, and both."""

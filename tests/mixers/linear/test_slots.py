@@ -125,6 +125,13 @@ def test_raven_has_what_its_released_code_offers():
         ChannelDecay(DIM, heads=HEADS, key_dim=5, temperature=0.0, rngs=nnx.Rngs(0))
 
 
+def test_a_temperature_that_nothing_reads_is_refused():
+    """Saved configs of `raven` have the default."""
+    GatedSlots(DIM, heads=HEADS, slots=5, temperature=8.0, gates=RoutedGates, rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match=r'^temperature of GatedSlots is 4\.0, which gates do not read; leave it out'):
+        GatedSlots(DIM, heads=HEADS, slots=5, temperature=4.0, gates=RoutedGates, rngs=nnx.Rngs(0))
+
+
 def test_what_raven_offers_streams():
     """Token by token as in one pass."""
     gates = functools.partial(RoutedGates, chosen=3, decay=ChannelDecay)

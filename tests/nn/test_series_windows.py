@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from attnlab.errors import UserError
-from attnlab.nn.windows import InstanceNorm, LastValue, MovingAverage, level_and_scale
+from attnlab.nn.series_windows import InstanceNorm, LastValue, Trend, level_and_scale
 from attnlab.testing.noise import noise
 
 X = np.asarray(noise(2, 9, 3))
@@ -22,11 +22,11 @@ def test_statistics_of_windows():
         assert not np.asarray(level).any() and (np.asarray(scale) == 1).all()
 
 
-def test_a_moving_average_repeats_the_ends():
-    rest, trend = MovingAverage(5).divide(noise(2, 9, 3))
+def test_a_trend_repeats_the_ends():
+    rest, trend = Trend(5).divide(noise(2, 9, 3))
     padded = np.concatenate([X[:, :1]] * 2 + [X] + [X[:, -1:]] * 2, axis=1)
     expected = np.stack([padded[:, t : t + 5].mean(axis=1) for t in range(9)], axis=1)
     np.testing.assert_allclose(trend, expected, atol=1e-6)
     np.testing.assert_allclose(rest + trend, X, atol=1e-6)
-    with pytest.raises(UserError, match='width of MovingAverage is 4; it must be odd'):
-        MovingAverage(4)
+    with pytest.raises(UserError, match='width of Trend is 4; it must be odd'):
+        Trend(4)

@@ -21,10 +21,10 @@ Window = Float[Array, 'b t v']
 @checked_fields
 @dataclasses.dataclass(frozen=True)
 class Covariates:
-    """The columns of a window behind those that are forecast.
+    """The columns of a window after those that are forecast.
 
     Attributes:
-      observed: how many are there in the look-back alone; they are normalised as what is forecast.
+      observed: how many are known in the look-back alone; they are normalised as the forecast columns are.
       known: how many are there over the horizon too, of which windows then have the rows; they stay as they are.
       ahead: whether these are read over the horizon; else they are in the look-back alone.
     """
@@ -48,7 +48,7 @@ class Covariates:
 
 
 NO_COVARIATES = Covariates()
-"""None are there."""
+"""No covariates."""
 
 
 @checked_fields
@@ -88,11 +88,11 @@ SMALLEST = 1e-10
 
 
 class WindowGain(Module):
-    """A learned gain and bias of every variate of a normalised window, which forecasts are freed of again.
+    """A learned gain and bias of every variate of a normalised window, undone in the forecasts.
 
         z = g (x - level) / scale + b,   y = (head(z) - b) / g * scale + level
 
-    Both start as nothing: `g = 1`, `b = 0`. Kim et al. 2022, https://openreview.net/forum?id=cGDAkQo1C0p.
+    At the start neither has an effect: `g = 1`, `b = 0`. Kim et al. 2022, https://openreview.net/forum?id=cGDAkQo1C0p.
     """
 
     def __init__(self, variates: int, *, rngs: nnx.Rngs):
@@ -125,7 +125,7 @@ def level_and_scale(norm: WindowNorm | None, window: Any) -> tuple[Any, Any]:
 
 @checked_fields
 @dataclasses.dataclass(frozen=True)
-class MovingAverage:
+class Trend:
     """Divides a window into a trend, its mean over `width` steps, and the rest; beyond the ends the end is repeated.
 
     Zeng et al. 2023, https://arxiv.org/abs/2205.13504 (DLinear). Raises `UserError` for an even width.
@@ -135,7 +135,7 @@ class MovingAverage:
 
     def __post_init__(self) -> None:
         if self.width < 1 or self.width % 2 == 0:
-            raise UserError(f'width of MovingAverage is {self.width}; it must be odd and at least 1')
+            raise UserError(f'width of Trend is {self.width}; it must be odd and at least 1')
 
     def divide(self, window: Window) -> tuple[Window, Window]:
         """The rest, and the trend; they add up to the window."""
