@@ -16,7 +16,7 @@ from attnlab.figures import length_curves, position_curves
 from attnlab.metrics import PRODUCTS, Average
 from attnlab.tables import Column, Interval, Table, plus_minus
 from attnlab.tasks.task import Placed, Slice, Sliced
-from attnlab.train.beside import ENDS, interval_ends
+from attnlab.train.metrics_file import ENDS, interval_ends
 from attnlab.train.setup import Cadence, Setup
 
 EXAMPLES = 'examples'

@@ -17,7 +17,7 @@ from attnlab.figures import position_curves
 from attnlab.metrics import Average, bits, perplexity
 from attnlab.tables import Column, Interval, Table, digits, plus_minus
 from attnlab.tasks.task import Textual
-from attnlab.train.beside import interval_ends
+from attnlab.train.metrics_file import interval_ends
 from attnlab.train.setup import Cadence, Setup
 
 

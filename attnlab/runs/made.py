@@ -14,10 +14,9 @@ from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Table, digits
 from attnlab.train import run
 from attnlab.train.average import SUFFIX
-from attnlab.train.beside import is_accessory
 from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.launch import run_facts
-from attnlab.train.metrics_file import METRICS, append_line, read_lines
+from attnlab.train.metrics_file import METRICS, append_line, is_accessory, read_lines
 from attnlab.train.setup import Setup
 from attnlab.train.state import TrainState, split
 

@@ -13,8 +13,7 @@ from ml_collections import ConfigDict
 from attnlab.errors import UserError
 from attnlab.evals.measured import NORMAL, Kind, Measured
 from attnlab.train import run
-from attnlab.train.beside import interval_ends
-from attnlab.train.metrics_file import METRICS, read_lines, speeds
+from attnlab.train.metrics_file import METRICS, interval_ends, read_lines, speeds
 
 
 @dataclasses.dataclass(frozen=True)

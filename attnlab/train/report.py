@@ -20,9 +20,17 @@ from attnlab import files
 from attnlab.errors import optional
 from attnlab.metrics import bits
 from attnlab.tables import visible
-from attnlab.train.beside import interval_ends, is_accessory
 from attnlab.train.hardware import hardware
-from attnlab.train.metrics_file import METRICS, SPEED, append_line, keep_until, mend, set_aside
+from attnlab.train.metrics_file import (
+    METRICS,
+    SPEED,
+    append_line,
+    interval_ends,
+    is_accessory,
+    keep_until,
+    mend,
+    set_aside,
+)
 
 WANDB_ID = 'wandb_id'
 """The file of a work directory with the id of its run on Weights & Biases, made once."""

@@ -15,7 +15,7 @@ from attnlab.compare.report.figures import swatch
 from attnlab.compare.report.measured import shown_versions
 from attnlab.evals.measured import Measured
 from attnlab.tables import csv_lines, in_bytes
-from attnlab.train.beside import interval_ends
+from attnlab.train.metrics_file import interval_ends
 
 NONE = '<span class="none">–</span>'
 OPTIMAL = '<span class="optimal" title="Pareto-optimal: no study is better in both">◆</span>'
