@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 
 from attnlab.data.long_range.dataset import PARTS, VALID, Dataset, Example, Kind, divided, known_split, named_splits
 from attnlab.data.series.files import UNREADABLE, digest
+from attnlab.data.series.series import scale
 from attnlab.errors import UserError
 
 Split = tuple[Float[np.ndarray, 'n t v'], Int[np.ndarray, 'n']]
@@ -23,7 +24,8 @@ class LabelledWindows(Dataset):
     Windows are put in a fixed random order, of which 80 % are for training and 10 % each for validation and testing.
     Where there are `x_train`, `label_train`, `x_test` and `label_test` these are the splits, and without those of
     `valid`, `val` or `validation` the windows of `test` are validated on. Every variate is less its mean over the
-    training windows and divided by its standard deviation there; no other window reaches either.
+    training windows and divided by its standard deviation there, 1 where it is constant; no other window reaches
+    either.
 
     Attributes:
       path: the file.
@@ -48,10 +50,9 @@ class LabelledWindows(Dataset):
     def rows(self, split: str) -> list[Example]:
         known_split(self, split)
         every = splits(self.path)
-        train = every['train'][0]
-        mean, deviation = train.mean(axis=(0, 1)), train.std(axis=(0, 1))
+        mean, deviation = scale(every['train'][0])
         windows, labels = every[split]
-        scaled = ((windows - mean) / np.where(deviation > 0, deviation, 1.0)).astype(np.float32)
+        scaled = ((windows - mean) / deviation).astype(np.float32)
         return [
             {'x': window[:, 0] if self.variates == 1 else window, 'label': np.int32(label)}
             for window, label in zip(scaled, labels, strict=True)

@@ -116,6 +116,15 @@ def borders(series: Series, rows: int) -> Borders:
     return Borders(MappingProxyType({split: (ends[i], ends[i + 1]) for i, split in enumerate(SPLITS)}))
 
 
+def scale(train: Float[np.ndarray, '... v']) -> tuple[Float[np.ndarray, 'v'], Float[np.ndarray, 'v']]:
+    """Mean and standard deviation, of the population, of every variate; of one that is constant its number and 1."""
+    axes = tuple(range(train.ndim - 1))
+    mean, deviation, first = train.mean(axis=axes), train.std(axis=axes), train[(0,) * len(axes)]
+    # Rounding gives a constant a deviation of about 1e-16 of it.
+    varies = (np.ptp(train, axis=axes) > 0) & (deviation > 0)
+    return np.where(varies, mean, first), np.where(varies, deviation, 1.0)
+
+
 def check_values(name: str, values: Values, variates: int | None = None) -> Values:
     """The values. Raises `UserError`, naming the place, for a number that is not finite, and for other columns."""
     if values.ndim != 2 or not values.size:

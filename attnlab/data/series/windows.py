@@ -9,7 +9,7 @@ from jaxtyping import Float
 from attnlab.data.pipeline import Row, place_of
 from attnlab.data.series.columns import EVERY, Columns
 from attnlab.data.series.dates import marks
-from attnlab.data.series.series import SPLITS, Borders, Series, Values, borders
+from attnlab.data.series.series import SPLITS, Borders, Series, Values, borders, scale
 from attnlab.errors import UserError
 
 
@@ -52,8 +52,7 @@ def scaled(series: Series, columns: Columns = EVERY) -> Scaled:
     train = values[slice(*found['train'])]
     if not 1 <= series.season < len(train):
         raise UserError(f'season is {series.season}; it must be from 1 to the training rows, {len(train)}, less one')
-    mean, deviation = train.mean(axis=0), train.std(axis=0)
-    deviation = np.where(deviation > 0, deviation, 1.0)
+    mean, deviation = scale(train)
     errors = np.abs(train[series.season :] - train[: -series.season]).mean(axis=0) / deviation
     scaled_values = ((values - mean) / deviation).astype(np.float32)
     known = scaled_values[:, list(places.known)]

@@ -46,6 +46,16 @@ def test_splits_of_a_file_are_kept_and_test_reaches_no_scale(tmp_path):
     np.testing.assert_array_equal(first, [row['x'] for row in poisoned.rows('train')])
 
 
+def test_a_variate_that_is_constant_in_training_has_unit_one(tmp_path):
+    x = np.stack([np.full((50, 6), 21.7), X[:, :, 0]], axis=2)
+    test = x[:2] + np.array([1.0, 0.0])
+    data = labelled_windows(saved(tmp_path, x_train=x, label_train=LABEL, x_test=test, label_test=LABEL[:2]))
+    train, test = (np.stack([row['x'] for row in data.rows(split)]) for split in ('train', 'test'))
+    np.testing.assert_array_equal(train[:, :, 0], 0.0)
+    np.testing.assert_allclose(test[:, :, 0], 1.0, rtol=1e-6)
+    np.testing.assert_allclose(train[:, :, 1].std(), 1.0, rtol=1e-5)
+
+
 @pytest.mark.parametrize('name', ['valid', 'val', 'validation'])
 def test_windows_for_validation_have_either_name(tmp_path, name):
     ends = {'train': 40, name: 7, 'test': 3}

@@ -80,6 +80,16 @@ def test_scale_is_that_of_the_population_of_the_training_rows():
     np.testing.assert_allclose(found.values[:, 1], 0.0)
 
 
+def test_what_is_constant_in_training_has_unit_one():
+    """The standard deviation of 80 times 21.7 rounds to 3.6e-15, by which a later 22 would be 1e14."""
+    cells = tuple((21.7, float(row)) for row in range(80)) + ((22.7, 80.0),) * 40
+    found = scaled(Given(cells, Counts(80, 20, 20)))
+    assert found.mean[0] == 21.7 and found.deviation[0] == 1.0 and found.naive_error[0] == 0.0
+    np.testing.assert_array_equal(found.split('train')[:, 0], 0.0)
+    np.testing.assert_allclose(found.split('test')[:, 0], 1.0, rtol=1e-6)
+    assert found.mean[1] == np.arange(80.0).mean() and found.deviation[1] == np.arange(80.0).std()
+
+
 def test_a_row_of_zeros_has_the_shapes_of_a_row():
     row = Windows(scaled(DrawnSeries(copies=3)), 'test', 8, 4)[0]
     zeros = blank(3, 8, 4)
