@@ -5,6 +5,7 @@ import functools
 import gzip
 import hashlib
 import pathlib
+import re
 import tokenize
 import zipfile
 import zlib
@@ -20,6 +21,12 @@ from attnlab.errors import UserError, nearest, optional
 DELIMITERS = ',;\t'
 DATED = ('date', 'datetime', 'day', 'time', 'timestamp')
 """Names of a first column by which numbers such as 20160701 are dates."""
+
+INDEX = ('', 'Unnamed: 0')
+"""What a header calls the index of pandas: as it is written, and as it is read as a column and written again."""
+
+PARQUET_INDEX = re.compile(r'__index_level_\d+__')
+"""What pandas calls an index without a name in Parquet."""
 
 NUMBERS = ('int', 'uint', 'float', 'double', 'halffloat', 'bool', 'decimal')
 """What types of numbers in Parquet begin with."""
@@ -73,9 +80,10 @@ class CSVSeries(TableSeries):
     """A table of text: a row a step, in order of time, a column a variate; `.gz` is read too.
 
     Cells are separated by commas, semicolons or tabs. A first line that holds no number is a header, and so is one that
-    begins with no date above one that does, as `date,0,1,OT`, and `,0,1,2` as pandas writes it. A first column that
-    holds no numbers, such as dates, is left out; of numbers it is where it has no name in the header, or is called
-    `date` and has dates such as 20160701. Columns without a header are named by their indices.
+    begins with no date above one that does, as `date,0,1,OT`. So are `,0,1,2` and `0,1,2` as pandas writes them, and
+    `0,1` where the line below has no whole number. A first column that holds no numbers, such as dates, is left out; of
+    numbers it is where the header has no name for it or calls it `Unnamed: 0`, an index, or `date` and it has dates
+    such as 20160701. Columns without a header are named by their indices.
     """
 
     @property
@@ -96,7 +104,8 @@ class CSVSeries(TableSeries):
 class ParquetSeries(TableSeries):
     """A table in Parquet: a row a step, in order of time, a column a variate. Needs the extra `parquet`.
 
-    A column of times, or a first column of texts, has the dates; all others must be numbers.
+    A column of times, or a first column of texts, has the dates; all others must be numbers. Those of an index without
+    a name, which pandas calls `__index_level_0__`, are left out.
     """
 
     @property
@@ -206,11 +215,13 @@ def parquet_columns(path: pathlib.Path) -> tuple[str | None, tuple[str, ...]]:
         schema = library.read_schema(path)
     except (ValueError, OSError) as error:
         raise UserError(f'{path} cannot be read as Parquet: {error}') from error
-    kinds = {name: str(kind) for name, kind in zip(schema.names, schema.types, strict=True)}
-    texts = [name for name in schema.names[:1] if kinds[name] in ('string', 'large_string', 'string_view')]
+    every = {name: str(kind) for name, kind in zip(schema.names, schema.types, strict=True)}
+    index = {name for name, kind in every.items() if PARQUET_INDEX.fullmatch(name) and kind.startswith(NUMBERS)}
+    kinds = {name: kind for name, kind in every.items() if name not in index}
+    texts = [name for name in list(kinds)[:1] if kinds[name] in ('string', 'large_string', 'string_view')]
     dates = [name for name, kind in kinds.items() if kind.startswith(('timestamp', 'date'))] or texts
     numbers = tuple(name for name, kind in kinds.items() if kind.startswith(NUMBERS))
-    others = [name for name in schema.names if name not in (*dates, *numbers)]
+    others = [name for name in kinds if name not in (*dates, *numbers)]
     if others or len(dates) > 1 or not numbers:
         wrong = f'column {others[0]!r} of {kinds[others[0]]}' if others else f'{len(dates)} of dates: {dates}'
         raise UserError(f'{path} has {wrong if numbers else "no column of numbers"}; one of dates, others of numbers')
@@ -258,12 +269,13 @@ def table(path: pathlib.Path) -> Table:
     header = (
         not any(map(_is_number, cells))
         or (is_date(below[0]) and not _is_number(cells[0]) and not is_date(cells[0]))
-        or cells == ['', *map(str, range(len(cells) - 1))]
+        or (cells[0] in INDEX and _counted(cells[1:]))
+        or (_counted(cells) and len(below) == len(cells) > 1 and (len(cells) > 2 or not any(map(_is_whole, below))))
     )
     numbers = below if header else cells
     if header and len(numbers) != len(cells):
         raise UserError(f'{path} has {len(cells)} names in line 1 and {len(numbers)} cells in line 2')
-    index = header and not cells[0] and _is_number(numbers[0])
+    index = header and cells[0] in INDEX and _is_number(numbers[0])
     texts = numbers[0] != '' and not _is_number(numbers[0])
     dated = texts or (header and cells[0].lower() in DATED and is_date(numbers[0]))
     columns = tuple(range(1 if index or dated else 0, len(cells)))
@@ -302,6 +314,15 @@ def _lines(path: pathlib.Path) -> Iterator[str]:
             yield from file
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f'{path} is no text in UTF-8: {error}') from error
+
+
+def _counted(cells: list[str]) -> bool:
+    """Whether cells are 0, 1, 2 and so on, the names that pandas gives to columns of an array."""
+    return cells == [*map(str, range(len(cells)))]
+
+
+def _is_whole(cell: str) -> bool:
+    return cell.removeprefix('-').isdigit()
 
 
 def _is_number(cell: str) -> bool:

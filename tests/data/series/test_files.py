@@ -101,6 +101,9 @@ def test_the_first_column_may_have_dates(tmp_path):
         ('"",a,b', '2016-07-0{},', ('a', 'b')),
         ('date,a,b', '2016070{},', ('a', 'b')),
         ('Date,0,1', '2016070{},', ('0', '1')),
+        ('Unnamed: 0,a,b', '{},', ('a', 'b')),
+        ('Unnamed: 0,0,1', '{},', ('0', '1')),
+        ('Unnamed: 0,a,b', '2016-07-0{},', ('a', 'b')),
     ],
 )
 def test_headers_and_first_columns_of_others(tmp_path, header, first, names):
@@ -116,10 +119,21 @@ def test_headers_and_first_columns_of_others(tmp_path, header, first, names):
         assert series.dates().astype('datetime64[D]').astype(str).tolist() == [f'2016-07-0{i}' for i in range(1, 7)]
 
 
+@pytest.mark.parametrize('text', ['0,1,2\n1.5,2.5,3.5\n', '0,1,2\n5,2,7\n', '0;1\n0.5;-2.0\n'])
+def test_numbers_counted_from_zero_are_a_header(tmp_path, text):
+    """As `DataFrame(array).to_csv(index=False)` of pandas writes it."""
+    (tmp_path / 'a.csv').write_text(text)
+    series = CSVSeries(str(tmp_path / 'a.csv'))
+    assert series.names == ('0', '1', '2')[: series.variates] and len(series.values()) == 1
+
+
 @pytest.mark.parametrize(
     ('text', 'names', 'rows'),
     [
         ('0,1\n2,3\n', ('0', '1'), 2),
+        ('0,1\n0.5,2\n', ('0', '1'), 2),
+        ('0,1,2\n', ('0', '1', '2'), 1),
+        ('0\n1.5\n', ('0',), 2),
         ('Berlin,1,2\nParis,3,4\n', ('1', '2'), 2),
         ('2016-07-01,1,2\n2016-07-02,3,4\n', ('1', '2'), 2),
         ('20160701,1\n20160702,2\n', ('0', '1'), 2),
@@ -157,6 +171,17 @@ def test_parquet(tmp_path, dates):
     else:
         np.testing.assert_array_equal(series.dates(), np.array(HOURS, 'datetime64[s]'))
     assert series.describe()['content'] == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_the_index_of_pandas_is_no_variate(tmp_path):
+    path = tmp_path / 'a.parquet'
+    columns = {'a': NUMBERS[:, 0], 'b': NUMBERS[:, 1]}
+    pa.parquet.write_table(pa.table(columns | {'__index_level_0__': np.arange(9, 15)}), path)
+    series = ParquetSeries(str(path))
+    assert series.names == ('a', 'b') and series.dates() is None
+    np.testing.assert_array_equal(series.values(), NUMBERS)
+    pa.parquet.write_table(pa.table(columns | {'__index_level_0__': pa.array(HOURS)}), path)
+    np.testing.assert_array_equal(ParquetSeries(str(path)).dates(), np.array(HOURS, 'datetime64[s]'))
 
 
 def test_mistakes_in_parquet_are_named(tmp_path, monkeypatch):
