@@ -79,6 +79,17 @@ def every(dates: Dates) -> str:
     return next((name for name, least in units.items() if seconds >= least), 'second')
 
 
+def check_order(name: str, dates: Dates) -> None:
+    """Raises `UserError`, naming the place, where more rows are earlier than the row above them than are later."""
+    steps = np.diff(dates).astype(np.int64)
+    back, forth = int((steps < 0).sum()), int((steps > 0).sum())
+    if back > forth:
+        raise UserError(
+            f'{name} has dates from {dates[0]} to {dates[-1]}, {back} rows earlier than the row above them and {forth} '
+            'later; sort them, oldest first'
+        )
+
+
 def marks(dates: Dates, unit: str) -> Float[np.ndarray, 'n m']:
     """The marks of `MARKS[unit]`, each counted from 0, divided by its largest value, less 0.5: from -0.5 to 0.5.
 

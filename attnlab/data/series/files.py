@@ -1,5 +1,7 @@
 """Series in files: tables of text or in Parquet with a row a step, and arrays of numpy."""
 
+import abc
+import contextlib
 import dataclasses
 import functools
 import gzip
@@ -14,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.data.series.dates import Dates, is_date, read_dates
+from attnlab.data.series.dates import Dates, check_order, is_date, read_dates
 from attnlab.data.series.series import Counts, Series, Shares, Values, check_values
 from attnlab.errors import UserError, nearest, optional
 
@@ -71,8 +73,23 @@ class TableSeries(Series):
     def variates(self) -> int:
         return len(self.names)
 
+    def values(self) -> Values:
+        """The numbers. Raises `UserError` for a table that is newest first; texts that are no dates say nothing."""
+        values = check_values(str(_existing(self.path)), self._numbers())
+        try:
+            dates = self.dates()
+        except UserError:
+            return values
+        if dates is not None:
+            check_order(self.path, dates)
+        return values
+
     def describe(self) -> dict[str, Any]:
         return {'source': 'file', 'path': self.path, 'columns': self.columns, 'content': digest(_existing(self.path))}
+
+    @abc.abstractmethod
+    def _numbers(self) -> Values:
+        """The columns that are read, whatever they hold."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,9 +112,8 @@ class CSVSeries(TableSeries):
         """The dates in the first column, if it holds no numbers. Raises `UserError` for what is no date."""
         return table_dates(_existing(self.path))
 
-    def values(self) -> Values:
-        path = _existing(self.path)
-        return check_values(str(path), read_table(path, self.columns))
+    def _numbers(self) -> Values:
+        return read_table(_existing(self.path), self.columns)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,23 +135,24 @@ class ParquetSeries(TableSeries):
         name = parquet_columns(path)[0]
         if name is None:
             return None
-        column = _parquet().read_table(path, columns=[name])[name]
+        column = _read(path, [name])[name]
         if column.null_count:
             raise UserError(f'{path} has {column.null_count} rows without a date in column {name!r}')
         if 'string' in str(column.type):
             return read_dates(column.to_pylist())
-        local = _parquet('pyarrow.compute').local_timestamp(column) if 'tz=' in str(column.type) else column
-        return local.cast('timestamp[s]', safe=False).to_numpy()
+        compute = _parquet('pyarrow.compute')
+        with _reading(path):
+            local = compute.local_timestamp(column) if 'tz=' in str(column.type) else column
+            return local.cast('timestamp[s]', safe=False).to_numpy()
 
-    def values(self) -> Values:
+    def _numbers(self) -> Values:
         path = _existing(self.path)
         numbers = parquet_columns(path)[1]
         unknown = [name for name in self.columns if name not in numbers]
         if unknown:
             raise UserError(f'{path} has no column {unknown[0]!r} of numbers{nearest(unknown[0], numbers)}')
-        found = _parquet().read_table(path, columns=list(self.names))
-        values = np.stack([found[name].cast('float64', safe=False).to_numpy() for name in self.names], axis=1)
-        return check_values(str(path), values)
+        found = _read(path, list(self.names))
+        return np.stack([found[name].cast('float64', safe=False).to_numpy() for name in self.names], axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,10 +228,8 @@ def table_dates(path: pathlib.Path) -> Dates | None:
 def parquet_columns(path: pathlib.Path) -> tuple[str | None, tuple[str, ...]]:
     """The column of dates, if there is one, and those of numbers. Raises `UserError` for others, and for no table."""
     library = _parquet()
-    try:
+    with _reading(path):
         schema = library.read_schema(path)
-    except (ValueError, OSError) as error:
-        raise UserError(f'{path} cannot be read as Parquet: {error}') from error
     every = {name: str(kind) for name, kind in zip(schema.names, schema.types, strict=True)}
     index = {name for name, kind in every.items() if PARQUET_INDEX.fullmatch(name) and kind.startswith(NUMBERS)}
     kinds = {name: kind for name, kind in every.items() if name not in index}
@@ -293,6 +308,25 @@ def digest(path: pathlib.Path) -> str:
 
 def _parquet(module: str = 'pyarrow.parquet') -> Any:
     return optional(module, 'Parquet')
+
+
+def _read(path: pathlib.Path, columns: list[str]) -> Any:
+    """Columns of a table in Parquet. Raises `UserError` where they are damaged."""
+    library = _parquet()
+    with _reading(path):
+        found = library.read_table(path, columns=columns)
+        # Texts are decoded when they are asked for, here once before.
+        found.validate(full=True)
+        return found
+
+
+@contextlib.contextmanager
+def _reading(path: pathlib.Path) -> Iterator[None]:
+    """Errors of pyarrow, of damaged files and of zones that it does not know, as `UserError`."""
+    try:
+        yield
+    except (ValueError, OSError, MemoryError) as error:
+        raise UserError(f'{path} cannot be read as Parquet: {error}') from error
 
 
 def _existing(path: str) -> pathlib.Path:

@@ -72,7 +72,8 @@ def test_arrays(tmp_path):
     np.save(tmp_path / 'a.npy', NUMBERS)
     for series in (NPZSeries(str(tmp_path / 'a.npz')), NPZSeries(str(tmp_path / 'a.npy'))):
         np.testing.assert_array_equal(series.values(), NUMBERS)
-    np.testing.assert_array_equal(NPZSeries(str(tmp_path / 'a.npz'), feature=1).values(), -NUMBERS)
+    second = NPZSeries(str(tmp_path / 'a.npz'), feature=1)
+    np.testing.assert_array_equal(second.values(), -NUMBERS)
     with pytest.raises(UserError, match="has no array 'dat'; did you mean 'data'"):
         NPZSeries(str(tmp_path / 'a.npz'), key='dat').values()
     with pytest.raises(UserError, match=r'feature is 2; .* has 2 features'):
@@ -173,6 +174,25 @@ def test_parquet(tmp_path, dates):
     assert series.describe()['content'] == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+@pytest.mark.parametrize('step', [datetime.timedelta(days=-1), datetime.timedelta(milliseconds=-250)])
+def test_a_table_that_is_newest_first_is_named(tmp_path, step):
+    days = [datetime.datetime(2020, 3, 1, 12) + i * step for i in range(6)]
+    (tmp_path / 'a.csv').write_text('date,a\n' + ''.join(f'{day},{i}\n' for i, day in enumerate(days)))
+    pa.parquet.write_table(pa.table({'date': days, 'a': NUMBERS[:, 0]}), tmp_path / 'a.parquet')
+    for series in (CSVSeries(str(tmp_path / 'a.csv')), ParquetSeries(str(tmp_path / 'a.parquet'))):
+        with pytest.raises(UserError, match=rf'{series.path} .* 2020-03-01T12:00:00 .*; sort them, oldest first'):
+            series.values()
+
+
+def test_rows_that_stand_still_or_have_no_dates_are_read(tmp_path):
+    clocks = ('02:00', '02:30', '02:00', '02:30', '03:00')
+    (tmp_path / 'hour_again.csv').write_text('date,a\n' + ''.join(f'2020-10-25 {each},1\n' for each in clocks))
+    (tmp_path / 'tenths.csv').write_text('date,a\n' + ''.join(f'2020-10-25 02:00:00.{i},1\n' for i in range(5)))
+    (tmp_path / 'german.csv').write_text('date,a\n' + ''.join(f'{9 - i}.5.2020,1\n' for i in range(5)))
+    for path in tmp_path.iterdir():
+        assert CSVSeries(str(path)).values().shape == (5, 1), path
+
+
 def test_the_index_of_pandas_is_no_variate(tmp_path):
     path = tmp_path / 'a.parquet'
     columns = {'a': NUMBERS[:, 0], 'b': NUMBERS[:, 1]}
@@ -182,6 +202,23 @@ def test_the_index_of_pandas_is_no_variate(tmp_path):
     np.testing.assert_array_equal(series.values(), NUMBERS)
     pa.parquet.write_table(pa.table(columns | {'__index_level_0__': pa.array(HOURS)}), path)
     np.testing.assert_array_equal(ParquetSeries(str(path)).dates(), np.array(HOURS, 'datetime64[s]'))
+
+
+def test_damaged_pages_of_parquet_are_named(tmp_path):
+    path = tmp_path / 'a.parquet'
+    dates = [f'2020-01-01 00:00:{i:02}' for i in range(60)]
+    table = pa.table({'date': dates, 'a': np.random.default_rng(0).normal(size=60)})
+    pa.parquet.write_table(table, path, compression='none')
+    whole = path.read_bytes()
+    path.write_bytes(bytes(len(whole) * 3 // 4).join([whole[:4], whole[4 + len(whole) * 3 // 4 :]]))
+    series = ParquetSeries(str(path))
+    for read in (series.values, series.dates):
+        with pytest.raises(UserError, match=rf'{path} cannot be read as Parquet: '):
+            read()
+    path.write_bytes(whole.replace(b'00:00:', b'00\xff00:'))
+    with pytest.raises(UserError, match=rf'{path} cannot be read as Parquet: .*UTF8'):
+        series.dates()
+    assert series.values().shape == (60, 1)
 
 
 def test_mistakes_in_parquet_are_named(tmp_path, monkeypatch):
@@ -203,6 +240,10 @@ def test_mistakes_in_parquet_are_named(tmp_path, monkeypatch):
     pa.parquet.write_table(pa.table({'day': pa.array([datetime.date(2020, 1, 1), None]), 'a': [1, 2]}), path)
     with pytest.raises(UserError, match="has 1 rows without a date in column 'day'"):
         series.dates()
+    pa.parquet.write_table(pa.table({'day': pa.array(HOURS[:2], pa.timestamp('s', 'Mars/Olympus')), 'a': [1, 2]}), path)
+    with pytest.raises(UserError, match=r'cannot be read as Parquet: .*Mars/Olympus'):
+        series.dates()
+    assert series.values().shape == (2, 1)
     monkeypatch.setitem(sys.modules, 'pyarrow.parquet', None)
     with pytest.raises(UserError, match=r'Parquet needs pyarrow, .*: pip install "attnlab\[parquet\]"'):
         series.values()
