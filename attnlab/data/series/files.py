@@ -182,7 +182,8 @@ class NPZSeries(Series):
         return check_values(str(path), read_array(path, self.key, self.feature))
 
     def describe(self) -> dict[str, Any]:
-        return {'source': 'file', 'path': self.path, 'key': self.key, 'content': digest(_existing(self.path))}
+        of = {'path': self.path, 'key': self.key, 'feature': self.feature}
+        return {'source': 'file', **of, 'content': digest(_existing(self.path))}
 
 
 def read_table(path: pathlib.Path, columns: tuple[str, ...] = ()) -> Values:

@@ -74,6 +74,7 @@ def test_arrays(tmp_path):
         np.testing.assert_array_equal(series.values(), NUMBERS)
     second = NPZSeries(str(tmp_path / 'a.npz'), feature=1)
     np.testing.assert_array_equal(second.values(), -NUMBERS)
+    assert second.describe()['feature'] == 1
     with pytest.raises(UserError, match="has no array 'dat'; did you mean 'data'"):
         NPZSeries(str(tmp_path / 'a.npz'), key='dat').values()
     with pytest.raises(UserError, match=r'feature is 2; .* has 2 features'):
