@@ -1,5 +1,6 @@
 """Downloads over HTTP, verified and cached, that go on where they were cut off."""
 
+import contextlib
 import hashlib
 import http
 import http.client
@@ -8,6 +9,7 @@ import pathlib
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 
 from absl import logging
 
@@ -21,8 +23,6 @@ TIMEOUT = 60.0
 """Seconds without an answer after which an attempt has failed."""
 
 BLOCK = 2**20
-
-NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError)
 
 
 def fetch(url: str, path: pathlib.Path, *, size: int, digest: str | None, algorithm: str = 'sha256') -> pathlib.Path:
@@ -80,11 +80,13 @@ def _attempt(url: str, file: io.BufferedIOBase) -> str | None:
     start = file.seek(0, io.SEEK_END)
     request = urllib.request.Request(url, headers={'Range': f'bytes={start}-'} if start else {})
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+        with _network():
+            answer = urllib.request.urlopen(request, timeout=TIMEOUT)
+        with answer:
             if answer.status != http.HTTPStatus.PARTIAL_CONTENT:
                 file.seek(0)
                 file.truncate()
-            while block := answer.read(BLOCK):
+            while block := _block(answer):
                 file.write(block)
             return f'{answer.length} bytes are missing' if answer.length else None
     except urllib.error.HTTPError as error:
@@ -94,5 +96,21 @@ def _attempt(url: str, file: io.BufferedIOBase) -> str | None:
             file.seek(0)
             file.truncate()
         return str(error.reason)
-    except NETWORK_ERRORS as error:
+    except (urllib.error.URLError, http.client.HTTPException) as error:
         return str(getattr(error, 'reason', None) or error)
+
+
+def _block(answer: http.client.HTTPResponse) -> bytes:
+    with _network():
+        return answer.read(BLOCK)
+
+
+@contextlib.contextmanager
+def _network() -> Iterator[None]:
+    """Raises `URLError` for every `OSError` of a connection (TLS, routes), which is then none of the disk."""
+    try:
+        yield
+    except urllib.error.URLError:
+        raise
+    except OSError as error:
+        raise urllib.error.URLError(error) from error

@@ -1,8 +1,13 @@
 """Downloads that are cut off go on, in the same call and in a later one, and only from servers that can."""
 
+import contextlib
+import errno
 import functools
 import hashlib
+import http.client
 import http.server
+import io
+import ssl
 import threading
 
 import pytest
@@ -88,6 +93,44 @@ def test_what_is_whole_but_has_no_name_yet_is_not_asked_for_again(tmp_path, serv
     url, _, log = served
     (tmp_path / 'file.part').write_bytes(CONTENT)
     assert had(url, tmp_path / 'file') == CONTENT and log == [f'bytes={len(CONTENT)}-']
+
+
+def test_a_connection_that_breaks_is_no_full_disk(tmp_path, served, monkeypatch):
+    """Of the layers below HTTP: TLS in the middle of an answer, and a route that is gone before it begins."""
+    url, _, log = served
+    whole = http.client.HTTPResponse.read
+    broken = [ssl.SSLEOFError(8, 'EOF occurred in violation of protocol')]
+
+    def breaking(answer, size=None):
+        if log == [None] and answer.length < len(CONTENT) and broken:
+            raise broken.pop()
+        return whole(answer, size)
+
+    monkeypatch.setattr(http.client.HTTPResponse, 'read', breaking)
+    monkeypatch.setattr(download, 'BLOCK', 1_000)
+    assert had(url, tmp_path / 'file') == CONTENT and log == [None, 'bytes=1000-'] and not broken
+
+    def gone(connection):
+        raise OSError(errno.EHOSTUNREACH, 'No route to host')
+
+    monkeypatch.setattr(http.client.HTTPConnection, 'getresponse', gone)
+    with pytest.raises(UserError, match=r'cannot download .*No route to host; without a network'):
+        had(url, tmp_path / 'other')
+    with pytest.raises(UserError, match=r'cannot read .*No route to host'):
+        download.read(url)
+
+
+def test_a_full_disk_is_no_broken_connection(tmp_path, served, monkeypatch):
+    url, _, log = served
+
+    class Full(io.BytesIO):
+        def write(self, block):
+            raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr(download, 'growing', lambda path: contextlib.nullcontext(Full()))
+    with pytest.raises(UserError, match=r'cannot write .*: No space left on device; make room'):
+        had(url, tmp_path / 'file')
+    assert log == [None]
 
 
 def test_of_another_file_the_digest_tells(tmp_path, served):
