@@ -1,13 +1,21 @@
-"""Reading archives without unpacking them to disk."""
+"""Reading archives without unpacking them to disk, and what says that one, or a file of numpy, is damaged."""
 
 import pathlib
 import re
 import tarfile
+import tokenize
+import zipfile
 import zlib
 from collections.abc import Iterator
 from typing import IO
 
 from attnlab.errors import UserError
+
+UNREADABLE = (
+    *(ValueError, OSError, EOFError, SyntaxError, MemoryError),
+    *(zlib.error, zipfile.BadZipFile, tokenize.TokenError),
+)
+"""What numpy raises for files and members of an archive that are damaged, claim more than fits, or are objects."""
 
 
 def tar_members(archive: pathlib.Path, wanted: re.Pattern[str]) -> Iterator[tuple[pathlib.PurePosixPath, IO[bytes]]]:

@@ -8,14 +8,13 @@ import gzip
 import hashlib
 import pathlib
 import re
-import tokenize
-import zipfile
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from attnlab.data.archives import UNREADABLE
 from attnlab.data.series.dates import Dates, check_order, is_date, read_dates
 from attnlab.data.series.series import Counts, Series, Shares, Values, check_values
 from attnlab.errors import UserError, nearest, optional
@@ -242,13 +241,6 @@ def parquet_columns(path: pathlib.Path) -> tuple[str | None, tuple[str, ...]]:
         wrong = f'column {others[0]!r} of {kinds[others[0]]}' if others else f'{len(dates)} of dates: {dates}'
         raise UserError(f'{path} has {wrong if numbers else "no column of numbers"}; one of dates, others of numbers')
     return (dates[0] if dates else None), numbers
-
-
-UNREADABLE = (
-    *(ValueError, OSError, EOFError, SyntaxError, MemoryError),
-    *(zlib.error, zipfile.BadZipFile, tokenize.TokenError),
-)
-"""What numpy raises for files and members of an archive that are damaged, claim more than fits, or are objects."""
 
 
 def read_array(path: pathlib.Path, key: str, feature: int) -> Values:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from attnlab.data.archives import UNREADABLE
 from attnlab.data.long_range.dataset import PARTS, VALID, Dataset, Example, Kind, divided, known_split, named_splits
-from attnlab.data.series.files import UNREADABLE, digest
+from attnlab.data.series.files import digest
 from attnlab.data.series.series import scale
 from attnlab.errors import UserError
 

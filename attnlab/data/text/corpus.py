@@ -15,6 +15,7 @@ from absl import logging
 from jaxtyping import Int64, UInt
 
 from attnlab.data import cache
+from attnlab.data.archives import UNREADABLE
 from attnlab.data.text.tokenizers import Tokenizer, Untrained, ids_dtype, load_tokenizer, save_tokenizer
 from attnlab.errors import UserError, nearest
 
@@ -130,7 +131,8 @@ class Corpus(abc.ABC):
             ids = np.load(entry / 'tokens.npy', mmap_mode='r')
             ends = np.load(entry / 'ends.npy')
             tally = json.loads((entry / 'text.json').read_text())
-        except (OSError, ValueError, EOFError) as error:
+            _check_entry(ids, ends, tally)
+        except (*UNREADABLE, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(
                 f'the cache entry {entry} is damaged; delete it, and it will be made again: {error}'
             ) from error
@@ -191,6 +193,19 @@ class _Tokens:
             'bytes': self._bytes,
             'tokens': self.ends[-1] if self.ends else 0,
         }
+
+
+def _check_entry(ids: Any, ends: Any, tally: Any) -> None:
+    """Raises `ValueError` or another error of Python for arrays that are not those of the record beside them."""
+    documents, tokens, known = (tally[name] for name in ('documents', 'tokens', 'content_hash'))
+    if ids.dtype.kind != 'u' or ids.shape != (tokens,):
+        raise ValueError(f'tokens.npy holds {ids.dtype} {ids.shape}, and text.json says {tokens} tokens')
+    if ends.dtype != np.int64 or ends.shape != (documents,):
+        raise ValueError(f'ends.npy holds {ends.dtype} {ends.shape}, and text.json says {documents} documents')
+    if (np.diff(ends, prepend=0) < 0).any() or (ends[-1] if documents else 0) != tokens:
+        raise ValueError(f'ends.npy does not ascend to {tokens}')
+    if not isinstance(known, str):
+        raise TypeError(f'content_hash is {known!r}')
 
 
 def content_hash(documents: Iterable[Document]) -> str:

@@ -159,6 +159,41 @@ def test_a_damaged_entry_is_named(tmp_path):
     assert len(Given(str(tmp_path)).load('train', Bytes())) == len(WORDS) + 92
 
 
+@pytest.mark.parametrize(
+    ('name', 'content'),
+    [
+        ('tokens.npy', np.zeros(5)),
+        ('tokens.npy', np.zeros(5, np.uint8)),
+        ('tokens.npy', np.zeros((len(WORDS) + 92, 1), np.uint8)),
+        ('ends.npy', np.array([3])),
+        ('ends.npy', np.array([3, 5])),
+        ('ends.npy', np.array([len(WORDS) + 100, len(WORDS) + 92])),
+        ('ends.npy', np.array([len(WORDS), len(WORDS) + 92.0])),
+        ('text.json', '{}'),
+        ('text.json', '[]'),
+        ('text.json', '7'),
+        ('text.json', '{"documents": 2, "tokens": 1352}'),
+        pytest.param('text.json', '[' * 100_000, id='nested'),
+    ],
+)
+def test_an_entry_that_contradicts_itself_is_named(tmp_path, name, content):
+    Given(str(tmp_path)).load('train', Bytes())
+    (entry,) = tmp_path.iterdir()
+    if isinstance(content, str):
+        (entry / name).write_text(content)
+    else:
+        np.save(entry / name, content)
+    with pytest.raises(UserError, match=f'cache entry {entry} is damaged; delete it'):
+        Given(str(tmp_path)).load('train', Bytes())
+
+
+def test_an_entry_without_text_is_not_damaged(tmp_path, monkeypatch):
+    monkeypatch.setitem(DOCUMENTS, 'valid', [Document('d', b'')])
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"'valid' of Given.* holds no text"):
+            Given(str(tmp_path)).load('valid', Bytes())
+
+
 def test_a_mapped_text_is_pickled_as_its_path(tmp_path):
     text = Given(str(tmp_path)).load('train', Bytes())
     assert len(pickle.dumps(text)) < len(text)
