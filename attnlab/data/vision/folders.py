@@ -26,7 +26,8 @@ class ImageFolder(Dataset):
     Without folders of splits the images of every class are put in a fixed random order, of which 80 % are for training
     and 10 % each for validation and testing; with them, where there is no `valid`, `val` or `validation`, the images of
     `test` are validated on. Images are scaled so that they just cover a square of `size`, and cut around their middle.
-    They are read when they are asked for; a run records a digest of their paths, sizes in bytes and splits.
+    They are read when they are asked for; a run records a digest of their paths, sizes in bytes and splits. Files and
+    folders whose names begin with a dot are left out.
 
     Attributes:
       path: the folder.
@@ -129,11 +130,16 @@ def _training(root: pathlib.Path) -> pathlib.Path:
 def _classes(folder: pathlib.Path) -> dict[str, list[pathlib.Path]]:
     """The image files of every class in a folder of classes; folders without images are none."""
     found = {}
-    for each in sorted(folder.iterdir()) if folder.is_dir() else ():
-        files = sorted(file for file in each.iterdir() if file.suffix.lower() in SUFFIXES) if each.is_dir() else []
+    for each in _shown(folder):
+        files = [file for file in _shown(each) if file.suffix.lower() in SUFFIXES]
         if files:
             found[each.name] = files
     return found
+
+
+def _shown(folder: pathlib.Path) -> list[pathlib.Path]:
+    """What is in a folder and not hidden, in order; nothing in what is none."""
+    return sorted(each for each in folder.iterdir() if not each.name.startswith('.')) if folder.is_dir() else []
 
 
 @functools.cache
@@ -143,7 +149,7 @@ def _files(data: ImageFolder) -> dict[str, tuple[tuple[pathlib.Path, int], ...]]
     if _training(root) == root:
         folders = _parts(_classes(root))
     else:
-        holding = {each.name: classes for each in root.iterdir() if (classes := _classes(each))}
+        holding = {each.name: classes for each in _shown(root) if (classes := _classes(each))}
         names = named_splits(holding, f'folders of classes in {root}')
         folders = {split: holding[name] for split, name in names.items()}
         test = folders.setdefault('test', {})

@@ -45,6 +45,18 @@ def test_folders_of_splits_are_kept(tmp_path):
         assert same.same_rows('valid', 'test') and not same.same_rows('train', 'test')
 
 
+def test_hidden_files_and_folders_are_left_out(tmp_path):
+    """Copies of notebooks, thumbnails, and what a Mac leaves beside each file on a foreign disk."""
+    for name in ('cat', 'dog', '.ipynb_checkpoints'):
+        for part in ('a', 'b/train', 'b/test'):
+            fill(tmp_path / part / name, 0)
+    fill(tmp_path / 'b' / '.thumbnails' / 'cat', 0)
+    (tmp_path / 'a' / 'cat' / '._0.png').write_bytes(b'no image')
+    for folder, counts in (('a', [16, 2, 2]), ('b', [20, 20, 20])):
+        data = image_folder(str(tmp_path / folder), size=4)
+        assert data.classes == ('cat', 'dog') and list(data.describe()['counts'].values()) == counts
+
+
 @pytest.mark.parametrize('name', ['valid', 'val', 'validation'])
 def test_a_folder_for_validation_has_either_name(tmp_path, name):
     for split, count in (('train', 12), (name, 5), ('test', 4)):
