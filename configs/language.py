@@ -4,8 +4,8 @@
 
 - `zoo`: a recipe (`attnlab zoo` lists them);
 - `size`: one of SIZES;
-- `data`: `stdlib`, the name of a prepared dataset (`tiny_shakespeare`, `lm1b`, `pg19`), or the path of a text file or a
-  folder of them;
+- `data`: `stdlib`, the name of a prepared dataset (`tiny_shakespeare`, `lm1b`, `pg19`, `wiki40b/en` or another
+  language), or the path of a text file or a folder of them;
 - `tokens`: `bytes` or `bpe`;
 - `residual`: one of RESIDUALS;
 - `conv`: which short convolutions there are: those of the recipe, `0`; `none`; `1`, `canon` or some of its points
@@ -33,6 +33,7 @@ interpolated trigram model of the same text (`docs/benchmarks.md`).
 
 import dataclasses
 import math
+import pathlib
 
 from ml_collections import ConfigDict
 
@@ -222,7 +223,7 @@ def _check_blocks(stack: ConfigDict, chosen: dict[str, str]) -> None:
 def _text(data: str) -> ConfigDict:
     if data == 'stdlib':
         return spec(StdlibText)
-    if data in DATASETS:
+    if data in DATASETS or (data.split('/')[0] in DATASETS and not pathlib.Path(data).exists()):
         return spec(TfdsText, name=data)
     if '/' in data or '.' in data:
         return spec(TextFiles, path=data)

@@ -17,6 +17,7 @@ from scipy.special import erf, expit
 from attnlab.compare.equality import unmatched
 from attnlab.config import build, plain, spec, spec_of
 from attnlab.data.text.text import TextFiles
+from attnlab.data.text.tfds import TfdsText
 from attnlab.errors import UserError
 from attnlab.evals.by_slice import WHOLE
 from attnlab.experiment.experiment import SIZES, Experiment
@@ -298,6 +299,14 @@ def test_a_gated_channel_mixer_has_the_nonlinearity_of_its_name(name):
 def test_language_names_mistakes_in_its_parts(argument, sentence):
     with pytest.raises(UserError, match=sentence):
         language.get_config(argument)
+
+
+def test_a_variant_of_a_catalogued_text_is_no_path_unless_it_is_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = 'wiki40b/de'
+    assert build(language.get_config(f'data={asked}').task.text) == TfdsText(asked)
+    (tmp_path / asked).mkdir(parents=True)
+    assert build(language.get_config(f'data={asked}').task.text) == TextFiles(asked)
 
 
 @pytest.mark.parametrize(
