@@ -65,10 +65,15 @@ def step(
     dropout: float = 0.0,
     ctx: Context,
 ) -> Step:
-    """Runs one pre-norm branch: `x, kept = read(streams)`, `streams = add(kept, dropped(branch(norm(x))))`."""
+    """Runs one pre-norm branch: `x, kept = read(streams)`, `streams = add(kept, dropped(branch(norm(x))))`.
+
+    Raises `UserError` for a branch that changes the shape: one token would be added to all without a word.
+    """
     x, kept = connection.read(streams)
     normed = norm(x)
     y, state = branch(normed)
+    if y.shape != normed.shape:
+        raise UserError(f'the {name} of a block returned shape {y.shape}; expected that of its input, {normed.shape}')
     return Step(name, normed, y, connection.add(kept, dropped(y, dropout, ctx)), state)
 
 

@@ -97,6 +97,10 @@ class Experiment:
 
     def __post_init__(self) -> None:
         there = sorted(path.parent.name for path in self.folder.parent.glob('*/sweep.py'))
+        if not there:
+            raise UserError(
+                f'{self.folder.parent} holds no experiments: run this in a clone, or give the path of a folder'
+            )
         if self.folder.name not in there:
             raise UserError(
                 f'there is no experiment {self.folder.name!r} in {self.folder.parent}{nearest(self.folder.name, there)}'

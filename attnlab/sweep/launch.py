@@ -127,6 +127,8 @@ def run_processes(
     complaints = dict.fromkeys(each.last_line() for each in failed if not received or each.process.returncode > 0)
     if complaints:
         raise UserError('; '.join(complaints))
+    if received:
+        console.print('asked to stop: the same command goes on from there')
     return not received and parts.finished()
 
 

@@ -241,7 +241,7 @@ def rungs(first: int, reduction: int, steps: int) -> tuple[int, ...]:
     if not 1 <= first <= steps or reduction < 2:
         raise UserError(
             f'first of a pruner must be from 1 to the {steps} steps of a run, and reduction at least 2; '
-            f'got first={first}, reduction={reduction}'
+            f'got first={first}, reduction={reduction}: give --config.pruner.first, or pruner=none'
         )
     powers = (first * reduction**power for power in itertools.count())
     return tuple(itertools.takewhile(lambda rung: rung <= steps, powers))

@@ -102,8 +102,10 @@ def check_claim(workdir: pathlib.Path, config: ConfigDict) -> None:
     if path.exists():
         differing = differences(configs.load(path), config)
         if differing:
+            steps_alone = len(differing) == 1 and differing[0].startswith('steps: ')
+            longer = f'; to train it for longer: --from={workdir}' if steps_alone else ''
             raise UserError(
-                f'{workdir} holds a run with another config ({listed(differing)}): choose another --workdir'
+                f'{workdir} holds a run with another config ({listed(differing)}): choose another --workdir{longer}'
             )
         return
     # Another process of this run may be writing it at this moment, or may have died while writing.

@@ -9,7 +9,8 @@ import pytest
 from flax import nnx
 
 from attnlab.analysis.interventions import last_map
-from attnlab.blocks.block import Block
+from attnlab.blocks.block import Block, step
+from attnlab.blocks.residual import Addition
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.mixer import Mixer
@@ -111,3 +112,11 @@ def test_a_channel_mixer_that_routes_has_a_key_in_training_alone():
 
 def test_what_blocks_call_in_other_ways_has_no_last_map():
     assert last_map(Sum(2, rngs=nnx.Rngs(0))) is None and last_map(Told(2, rngs=nnx.Rngs(0))) is None
+
+
+def test_a_part_that_changes_the_shape_is_named():
+    def last_token(x):
+        return x[:, -1:], None
+
+    with pytest.raises(UserError, match=r'the mixer of a block returned shape \(1, 1, 2\); expected .*\(1, 6, 2\)'):
+        step('mixer', X, last_token, norm=lambda x: x, connection=Addition(), ctx=CTX)

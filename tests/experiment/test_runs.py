@@ -417,7 +417,9 @@ def test_options_that_would_change_nothing_are_refused(done, options, sentence, 
     assert sentence in capsys.readouterr().err
 
 
-def test_an_experiment_that_is_not_there(done):
+def test_an_experiment_that_is_not_there(done, tmp_path):
+    with pytest.raises(UserError, match='holds no experiments: run this in a clone'):
+        Experiment(tmp_path / 'toys', 'cpu')
     with pytest.raises(UserError, match=r"there is no experiment 'toys' in .*experiments; did you mean 'toy'"):
         Experiment(done / 'experiments' / 'toys', 'cpu')
     with pytest.raises(UserError, match=r"there is no size 'ful'; did you mean 'full'"):

@@ -117,7 +117,8 @@ def test_a_signal_that_came_is_not_taken_for_an_end(run, make):
     finish(study)
     asked = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM))
     asked.start()
-    assert not run(study, 'sleep 20')[0]
+    finished, said = run(study, 'sleep 20')
+    assert not finished and 'asked to stop: the same command goes on' in said
 
 
 def test_parameters_of_jobs_are_those_of_submitit(tmp_path):

@@ -176,7 +176,7 @@ def test_rates_move_with_the_optimizer_of_a_base(tmp_path):
         ('space.rate.key', 'seed', 'each may be set once, and seed by config.seeds'),
         ('space.rate.key', 'steps', 'the space sets steps to'),
         ('space.rate.high', 1e-9, 'LogUniform needs 0 < low < high'),
-        ('pruner.first', 100, 'first of a pruner must be from 1 to the 24 steps'),
+        ('pruner.first', 100, 'first of a pruner must be from 1 to the 24 steps.*give --config.pruner.first, or'),
     ],
 )
 def test_mistakes(key, value, message):

@@ -98,6 +98,9 @@ def test_a_folder_of_another_config_is_refused_before_anything_is_said_of_writin
     assert cli.main([*argv, '--config.seed=1']) == 2
     printed = capsys.readouterr()
     assert f'{workdir} holds a run with another config (seed' in printed.err and not printed.out
+    assert '--from' not in printed.err
+    assert cli.main([word.replace('steps=2', 'steps=9') for word in argv]) == 2
+    assert f'to train it for longer: --from={workdir}' in capsys.readouterr().err
     assert cli.main(argv) == 0
     assert 'ready in' in (said := capsys.readouterr().out) and 'writing' in said
 
