@@ -377,6 +377,17 @@ def test_a_strength_of_zero_leaves_the_memory_empty():
     assert not y.any() and not memory.any()
 
 
+@pytest.mark.parametrize('shape', [(HEADS,), (2, 5, HEADS), (2, 5, HEADS, 4)], ids=str)
+def test_with_a_strength_of_zero_a_memory_only_decays(shape: tuple[int, ...]):
+    q, k, v = (noise(2, 5, HEADS, 4, seed=seed, dtype=jnp.float64) for seed in range(3))
+    log_decay, start = -jnp.abs(noise(*shape, seed=3, dtype=jnp.float64)), noise(2, HEADS, 4, 4, seed=4)
+    y, memory = Delta()(q, k, v, Terms(log_decay, jnp.zeros((2, 5, HEADS))), state=start.astype(jnp.float64), scale=1.0)
+    by_channel = np.broadcast_to(log_decay[..., None] if len(shape) < 4 else log_decay, (2, 5, HEADS, 4))
+    left = np.exp(by_channel.cumsum(1))[..., None] * np.asarray(start, np.float64)[:, None]
+    np.testing.assert_allclose(memory, left[:, -1], rtol=1e-12)
+    np.testing.assert_allclose(y, np.einsum('bthk,bthkv->bthv', q, left), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize(('beta', 'left'), [(1.0, 0.0), (2.0, -2.0), (0.5, 0.25)])
 def test_a_second_write_to_a_key_replaces_the_first(beta: float, left: float):
     key = jnp.zeros((1, 2, 1, 4)).at[..., 1].set(1.0)
