@@ -1,8 +1,7 @@
 """65,536 tokens in bfloat16 through weak gates and through strong ones, beside the same program in float32.
 
-By every recipe of one mixer whose state does not grow, and the layer of `based` that no other row has; hybrids are
-made of such layers. Rows that divide the past by levels are in `functional/test_levels.py`. What the program computes
-is not checked here: float32 would be as wrong.
+By every recipe of one mixer whose state does not grow, or by levels only, and the layers of hybrids that no other row
+has. What the program computes is not checked here: float32 would be as wrong.
 """
 
 import dataclasses
@@ -15,12 +14,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from attnlab.config import spec_of
+from attnlab.config import spec, spec_of
 from attnlab.context import Context
 from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.linear.write import Delta
 from attnlab.nn.feature_maps import CosFormer, UnitNorm
 from attnlab.nn.gates import ChannelStrengths, WriteStrength
+from attnlab.nn.levels import LevelWeights
 from attnlab.testing.contract.narrow import is_constant
 from attnlab.testing.contract.subject import Subject
 from attnlab.testing.noise import noise, perturbed
@@ -45,22 +45,35 @@ What its memory reads of given queries, keys and values is compared in `mixers/l
 """
 
 OPENED = {
+    'gla': ('decay.up',),
     'rwkv6': ('decay.down', 'decay.up'),
     'rwkv7': ('decay.down', 'decay.up', 'rate.down', 'rate.up'),
     'mlstm': ('input_gate', 'forget_gate'),
 }
 """Maps of gates that start at zero, or so small that gates would be the same for inputs of any size."""
 
-SIZED = {'cosformer': {'feature_map': spec_of(CosFormer(span=LENGTH))}}
+STEEP = {'gla': 8.0}
+"""How many times as large those maps are where logits are divided: by 16, after which no decay was below e^-1."""
+
+LEVELLED = {'log_linear_gated_delta_net', 'log_linear_mamba2'}
+"""Recipes whose state grows with the logarithm of the sequence."""
+
+SIZED = {
+    'cosformer': {'feature_map': spec_of(CosFormer(span=LENGTH))},
+    **{name: {'levels': spec(LevelWeights, count=17)} for name in LEVELLED},
+}
 """What recipes are given that are made for shorter documents."""
 
 RECIPES = {
     **{name: row for name, row in ZOO.items() if row.causal and row.streaming and len(row.pattern) == 1},
-    'the first layer of based': dataclasses.replace(ZOO['based'], spec=ZOO['based'].pattern[0]),
+    **{
+        f'the first layer of {name}': dataclasses.replace(ZOO[name], spec=ZOO[name].pattern[0])
+        for name in ('based', 'qwen3_next')
+    },
 }
 
 GROWING = (SOFTMAX.keys() - {'sliding_window', 'window_sinks', 'third_order_taylor', 'mega', 'seqboat'}) | {
-    *('hyena', 'rat', 'falcon_h1', 'log_linear_gated_delta_net', 'log_linear_mamba2')
+    *('hyena', 'rat', 'falcon_h1')
 }
 """Recipes whose state grows with the sequence."""
 
@@ -71,8 +84,8 @@ def test_a_long_sequence_in_bfloat16_stays_near_float32(name):
     mixer = perturbed(make(RECIPES[name], DIM, rngs=nnx.Rngs(0), **SIZED.get(name, {})), 0.02)
     for place, part in enumerate(OPENED.get(name, ())):
         weight = operator.attrgetter(part)(mixer).weight
-        weight[...] = noise(*weight.shape, seed=place) / weight.shape[0] ** 0.5
-    assert is_constant(Subject(lambda dim, rngs: mixer, DIM)) == (name not in GROWING)
+        weight[...] = STEEP.get(name, 1.0) * noise(*weight.shape, seed=place) / weight.shape[0] ** 0.5
+    assert is_constant(Subject(lambda dim, rngs: mixer, DIM)) == (name not in GROWING | LEVELLED)
     if name in GROWING:
         return
     size = np.where(np.arange(LENGTH) < LENGTH // 2, WEAK, STRONG)[None, :, None]

@@ -105,7 +105,10 @@ def test_kernels_for_tpus_are_the_reference(name, dtype, small_tiles, comparison
     'name',
     [
         'packed scalar',
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ('no decay', 'grouped vector', 'sudden vector')),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ('no decay', 'grouped vector', 'reflecting vector', 'sudden vector')
+        ),
     ],
 )
 def test_kernels_for_tpus_serve_erase_keys(name, small_tiles, comparison):

@@ -52,7 +52,7 @@ def test_interpreted_in_float16_is_the_reference(name, comparison):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['no decay', 'packed scalar', 'vector in tiles', 'sudden vector'])
+@pytest.mark.parametrize('name', ['no decay', 'packed scalar', 'reflecting vector', 'vector in tiles', 'sudden vector'])
 def test_erase_keys_of_their_own(name, comparison):
     matrix_state.check_kernel(
         comparison, delta_rule, 'mosaic_gpu', f'erase {name}', cases.erasing(name, jnp.bfloat16), cases.CASES[name]

@@ -1,12 +1,25 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from attnlab.config import build, from_plain, plain, spec
 from attnlab.mixers.linear.attention import LinearAttention
-from attnlab.nn.feature_maps import EluPlusOne, NormAware, PositiveRandomFeatures, SumNorm, UnitNorm, orthogonal_normals
-from attnlab.testing.noise import noise
+from attnlab.nn.feature_maps import (
+    EluPlusOne,
+    HeadSquaredProduct,
+    JointHedgehog,
+    NormAware,
+    PositiveRandomFeatures,
+    SignedExponentials,
+    SquaredProduct,
+    SumNorm,
+    UnitNorm,
+    orthogonal_normals,
+)
+from attnlab.testing.contract import compare_with_differences
+from attnlab.testing.noise import noise, perturbed
 
 
 def features(*values: float) -> jax.Array:
@@ -82,3 +95,20 @@ def test_norm_aware_has_gradients_where_channels_are_zero():
 
     x = jnp.asarray([[0.0, 0.5, -0.5, 0.0], [0.0] * 4])[None, :, None]
     assert all(jnp.isfinite(each).all() for each in jax.grad(features, (0, 1))(x, x))
+
+
+@pytest.mark.parametrize('feature_map', [SignedExponentials, JointHedgehog, SquaredProduct, HeadSquaredProduct])
+def test_gradients_of_learned_maps_are_differences(feature_map: type):
+    """Of weights that are divided by their sum, for parameters, queries and keys."""
+    with jax.enable_x64(True):
+        graphdef, params = nnx.split(perturbed(feature_map(4, heads=2, rngs=nnx.Rngs(0))))
+        params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params)
+        q, k, w = (noise(1, 3, 2, 4, seed=seed, dtype=jnp.float64) for seed in range(3))
+
+        def loss(inputs):
+            params, q, k = inputs
+            of_query, of_key = nnx.merge(graphdef, params).features(q, k, jnp.zeros((1, 3), jnp.int32))
+            weights = jnp.einsum('bthm,bshm->bhts', of_query, of_key)
+            return jnp.sum(w * jnp.einsum('bhts,bshk->bthk', weights / weights.sum(-1, keepdims=True), k))
+
+        compare_with_differences(feature_map.__name__, loss, (params, q, k))

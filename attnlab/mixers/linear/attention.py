@@ -53,7 +53,7 @@ class LinearAttention(Mixer):
     the length it is made for, beyond which a call gives NaN. Every other part may be `None`, which leaves it out.
     Katharopoulos et al. 2020, https://arxiv.org/abs/2006.16236; Yang et al. 2024, https://arxiv.org/abs/2312.06635.
 
-    Raises `UserError` for sizes that do not divide.
+    Raises `UserError` for sizes that do not divide, and for gates that the write rule refuses.
     """
 
     def __init__(
@@ -139,6 +139,7 @@ class LinearAttention(Mixer):
         self.gates = (
             None if gates is None else gates(dim, heads=writes, key_dim=key_dim, value_dim=value_dim, rngs=rngs)
         )
+        write.check_gates(self.gates)
         self.levels = None if levels is None else levels(dim, heads=memories, rngs=rngs)
         self.feature_map = None if feature_map is None else feature_map(key_dim, heads=heads, rngs=rngs)
         self.norm = None if norm is None else norm(value_dim, rngs=rngs)

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
+from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
@@ -13,7 +14,7 @@ from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed, recomputed_method
-from attnlab.nn.gates import Terms
+from attnlab.nn.gates import MomentGates, Terms
 from attnlab.signature import checked_fields
 from attnlab.typing import Heads, Keys, Queries, Values
 
@@ -41,6 +42,10 @@ class WriteRule(abc.ABC):
     def counts(self) -> bool:
         """Whether it can give the sums of the weights of reads (`sums`)."""
         return False
+
+    def check_gates(self, gates: nnx.Module | None) -> None:
+        """Raises `UserError` for gates with which it would not be stable."""
+        del gates
 
     @abc.abstractmethod
     def __call__(self, q: Queries, k: Keys, v: Values, terms: Terms, **core: Any) -> tuple[Heads, Memory]:
@@ -151,7 +156,7 @@ class PreconditionedDelta(WriteRule):
     strength `b`; the moment `m` of every channel is a column beside the memory. With keys of length one it is stable
     for `b * base` up to 2. "Preconditioned DeltaNet" 2026, https://arxiv.org/abs/2604.21100.
 
-    Raises `UserError` for a `base` that is not from 1 to 2.
+    Raises `UserError` for a `base` that is not from 1 to 2, and for `MomentGates` whose `scale` times it is above 2.
     """
 
     base: float = 1.5
@@ -159,6 +164,13 @@ class PreconditionedDelta(WriteRule):
     def __post_init__(self) -> None:
         if not 1 <= self.base <= 2:
             raise UserError(f'the base of PreconditionedDelta is {self.base}; it must be from 1 to 2')
+
+    def check_gates(self, gates: nnx.Module | None) -> None:
+        if isinstance(gates, MomentGates) and gates.strength.scale * self.base > 2:
+            raise UserError(
+                f'the scale of MomentGates is {gates.strength.scale} and the base of PreconditionedDelta {self.base}; '
+                f'their product must be at most 2'
+            )
 
     @property
     def beside(self) -> int:

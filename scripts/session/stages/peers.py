@@ -16,7 +16,7 @@ from scripts.session.turn import ALONE, Turn
 SECONDS = 400.0
 TRITON = 'flash-linear-attention'
 KINDS = ('no decay', 'scalar', 'vector')
-"""The problems that it has a kernel for: none with erase keys."""
+"""The problems whose kernels `fla_kernels.py` calls: none with erase keys."""
 
 SCRIPT = pathlib.Path(__file__).resolve().parent.parent.parent / 'fla_kernels.py'
 

@@ -11,6 +11,7 @@ from attnlab.config import build
 from attnlab.context import Context
 from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.mixer import Mixer
+from attnlab.nn.norms import LayerNorm
 from attnlab.testing.noise import noise, perturbed
 from attnlab.zoo.linear import LINEAR
 
@@ -82,7 +83,14 @@ def convolved(mixer: Mixer, x: np.ndarray, steps: int = 1) -> list[np.ndarray]:
     return results
 
 
+def layer_normed(norm: LayerNorm, out: np.ndarray) -> np.ndarray:
+    scale, bias = (np.asarray(a[...], np.float64) for a in (norm.scale, norm.bias))
+    return (out - out.mean(-1, keepdims=True)) / np.sqrt(out.var(-1, keepdims=True) + norm.eps) * scale + bias
+
+
 def normed(mixer: Mixer, out: np.ndarray) -> np.ndarray:
+    if isinstance(mixer.norm, LayerNorm):
+        return layer_normed(mixer.norm, out).reshape(len(out), -1)
     scale = np.asarray(mixer.norm.scale[...], np.float64)
     out = out / np.sqrt((out**2).mean(-1, keepdims=True) + mixer.norm.eps) * scale
     return out.reshape(len(out), -1)

@@ -22,12 +22,13 @@ from attnlab.nn.feature_maps import (
     HeadSquaredProduct,
     JointHedgehog,
     NormAware,
+    SignedExponentials,
     SquaredProduct,
     Taylor,
 )
-from attnlab.nn.gates import Terms, TiedKeys, WriteStrength
+from attnlab.nn.gates import OutputGate, Terms, TiedKeys, WriteStrength
 from attnlab.nn.levels import LevelWeights
-from attnlab.nn.norms import RMSNorm
+from attnlab.nn.norms import LayerNorm, RMSNorm
 from attnlab.nn.positions import NeighbourRope
 from attnlab.nn.preludes import ShortConv
 from attnlab.testing.contract import Subject, context
@@ -45,6 +46,7 @@ from tests.mixers.linear.equations import (
     documents,
     gated_output,
     heads,
+    layer_normed,
     normed,
     recipe,
     sigmoid,
@@ -60,7 +62,7 @@ def float64():
         yield
 
 
-def linear_transformer(mixer: LinearAttention, x: np.ndarray, causal: bool = True) -> np.ndarray:
+def linear_transformer(mixer: LinearAttention, x: np.ndarray, causal: bool = True, eps: float = 1e-6) -> np.ndarray:
     q, k, v = (heads(apply(linear, x)) for linear in (mixer.query, mixer.key, mixer.value))
     q, k = (np.where(a > 0, a + 1, np.exp(a)) for a in (q, k))
     out = np.zeros_like(v)
@@ -68,7 +70,7 @@ def linear_transformer(mixer: LinearAttention, x: np.ndarray, causal: bool = Tru
         for t in range(len(x)):
             seen = range(t + 1) if causal else range(len(x))
             weights = np.asarray([q[t, h] @ k[s, h] for s in seen])
-            out[t, h] = sum(w * v[s, h] for w, s in zip(weights, seen, strict=True)) / (weights.sum() + 1e-6)
+            out[t, h] = sum(w * v[s, h] for w, s in zip(weights, seen, strict=True)) / (weights.sum() + eps)
     return apply(mixer.output, out.reshape(len(x), -1))
 
 
@@ -112,7 +114,8 @@ def lightning(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
             for s in range(t + 1):
                 out[t, h] += decay ** (t - s) * (q[t, h] @ k[s, h]) * v[s, h]
     out = out.reshape(len(x), -1)
-    out = out / np.sqrt((out**2).mean(-1, keepdims=True) + 1e-6)
+    whole = isinstance(mixer.joint_norm, LayerNorm)
+    out = layer_normed(mixer.joint_norm, out) if whole else out / np.sqrt((out**2).mean(-1, keepdims=True) + 1e-6)
     return apply(mixer.output, out * sigmoid(apply(mixer.gate.up, apply(mixer.gate.down, x))))
 
 
@@ -131,14 +134,17 @@ def hgrn2(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     return apply(mixer.output, out)
 
 
-def weighted(mixer: LinearAttention, x: np.ndarray, weight: Weight, eps: float, added: bool = False) -> np.ndarray:
+def weighted(
+    mixer: LinearAttention, x: np.ndarray, weight: Weight, eps: float, added: bool = False, causal: bool = True
+) -> np.ndarray:
     """Values averaged by `weight(q_t, k_s, h, t - s)`, all pairs of queries and keys that are seen."""
     q, k, v = (heads(apply(linear, x)) for linear in (mixer.query, mixer.key, mixer.value))
     out = np.zeros_like(v)
     for h in range(HEADS):
         for t in range(len(x)):
-            weights = np.asarray([weight(q[t], k[s], h, t - s) for s in range(t + 1)])
-            out[t, h] = weights @ v[: t + 1, h] / (weights.sum() + eps if added else max(weights.sum(), eps))
+            seen = t + 1 if causal else len(x)
+            weights = np.asarray([weight(q[t], k[s], h, t - s) for s in range(seen)])
+            out[t, h] = weights @ v[:seen, h] / (weights.sum() + eps if added else max(weights.sum(), eps))
     return apply(mixer.output, out.reshape(len(x), -1))
 
 
@@ -161,6 +167,16 @@ def hedgehog(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
         return features(q[h], query[h], shift_q[h]) @ features(k[h], key[h], shift_k[h])
 
     return weighted(mixer, x, weight, 1e-12)
+
+
+def exponential_hedgehog(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+    query, key = (np.asarray(a[...], np.float64) for a in (mixer.feature_map.query, mixer.feature_map.key))
+
+    def weight(q: np.ndarray, k: np.ndarray, h: int, _: int) -> float:
+        up, down = q[h] @ query[h], k[h] @ key[h]
+        return np.exp(up) @ np.exp(down) + np.exp(-up) @ np.exp(-down)
+
+    return weighted(mixer, x, weight, eps=0.0)
 
 
 def joint_hedgehog(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
@@ -235,9 +251,7 @@ def nalaformer(mixer: LinearAttention, x: np.ndarray, causal: bool = True) -> np
             seen = range(t + 1 if causal else len(x))
             total = sum(weight(q[t, h], k[s, h]) for s in seen)
             out[t, h] = sum(weight(q[t, h], k[s, h], t, s) * v[s, h] for s in seen) / (total + 1e-6)
-    out = out.reshape(len(x), -1)
-    out = (out - out.mean(-1, keepdims=True)) / np.sqrt(out.var(-1, keepdims=True) + 1e-5)
-    out = out * np.asarray(mixer.joint_norm.scale[...], np.float64) + np.asarray(mixer.joint_norm.bias[...], np.float64)
+    out = layer_normed(mixer.joint_norm, out.reshape(len(x), -1))
     return apply(mixer.output, out * silu(apply(mixer.gate.linear, x)))
 
 
@@ -249,7 +263,7 @@ def based(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     return weighted(mixer, x, weight, eps=1e-12)
 
 
-def taylorshift(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+def taylorshift(mixer: LinearAttention, x: np.ndarray, causal: bool = True) -> np.ndarray:
     """The direct form, over all pairs."""
     temperature = np.asarray(mixer.feature_map.temperature[...], np.float64)
 
@@ -257,7 +271,7 @@ def taylorshift(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
         score = temperature[h] * q[h] @ k[h] / np.linalg.norm(q[h]) / np.linalg.norm(k[h])
         return 1 + score + score**2 / 2
 
-    return weighted(mixer, x, weight, eps=0.0)
+    return weighted(mixer, x, weight, eps=0.0, causal=causal)
 
 
 @pytest.mark.parametrize(
@@ -277,6 +291,18 @@ def taylorshift(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
 )
 def test_the_layer_is_that_of_the_paper(equations: Callable[[LinearAttention, np.ndarray], np.ndarray]):
     check_layer(equations.__name__, equations)
+
+
+def test_options_are_the_forms_of_the_papers_where_released_code_has_others():
+    layer_norm, with_bias = build(spec(LayerNorm)), build(spec(OutputGate, bias=True))
+    check_layer('gla', gla, norm=layer_norm, gate=with_bias)
+    check_layer('hedgehog', exponential_hedgehog, feature_map=build(spec(SignedExponentials)))
+    check_layer('linear_transformer', functools.partial(linear_transformer, eps=0.0), normalizer=SumNormalizer(eps=0.0))
+    check_layer('lightning', lightning, joint_norm=layer_norm)
+
+
+def test_taylorshift_of_the_paper_reads_of_all_tokens():
+    check_layer('taylorshift', functools.partial(taylorshift, causal=False), causal=False)
 
 
 def test_retnet_may_rotate_as_in_its_released_code():
@@ -368,8 +394,8 @@ def test_hedgehog_of_flash_linear_attention_has_one_softmax():
     np.testing.assert_array_equal(q, k)
 
 
-@pytest.mark.parametrize('feature_map', [JointHedgehog, HeadSquaredProduct])
-def test_maps_of_flash_linear_attention_stream(feature_map: type):
+@pytest.mark.parametrize('feature_map', [JointHedgehog, HeadSquaredProduct, SquaredProduct])
+def test_maps_that_no_row_has_stream(feature_map: type):
     """Token by token as in one pass; divided by a norm, as sums of weights of the second map may vanish."""
     with jax.enable_x64(False):
         make = functools.partial(

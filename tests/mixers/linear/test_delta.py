@@ -15,7 +15,7 @@ from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.linear.write import Additive, Delta, PreconditionedDelta
 from attnlab.nn.decays import LowRankStepDecay, StepDecay
 from attnlab.nn.feature_maps import SumNorm
-from attnlab.nn.gates import ChannelStrengths, LowRankGate, Moment, OutputGate, Terms, WriteStrength
+from attnlab.nn.gates import ChannelStrengths, LowRankGate, Moment, MomentGates, OutputGate, Terms, WriteStrength
 from attnlab.testing.noise import noise
 from tests.mixers.linear.equations import (
     DIM,
@@ -165,7 +165,7 @@ def comba(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     return apply(mixer.output, normed(mixer, out) * sigmoid(apply(mixer.gate.linear, x)))
 
 
-def preconditioned_gdn(mixer: LinearAttention, x: np.ndarray, base: float = 1.5) -> np.ndarray:
+def preconditioned_gdn(mixer: LinearAttention, x: np.ndarray, base: float = 1.5, scale: float = 1.0) -> np.ndarray:
     q, k, v = convolved(mixer, x)
     q, k = unit(q), unit(k)
     fades = []
@@ -177,7 +177,7 @@ def preconditioned_gdn(mixer: LinearAttention, x: np.ndarray, base: float = 1.5)
         else:
             fades.append(np.exp(-np.exp(A) * softplus(apply(decay.linear, x) + bias)))
     beta, growth = (sigmoid(apply(linear, x)) for linear in (mixer.gates.strength.linear, mixer.gates.growth))
-    level = np.asarray(mixer.gates.level[...], np.float64)
+    beta, level = scale * beta, np.asarray(mixer.gates.level[...], np.float64)
     out = np.zeros_like(v)
     for h in range(HEADS):
         memory, moment = np.zeros((q.shape[-1], v.shape[-1])), np.zeros(q.shape[-1])
@@ -201,6 +201,9 @@ def sharing(mixer: LinearAttention, other: LinearAttention) -> LinearAttention:
 def test_the_preconditioned_layer_is_that_of_the_paper():
     check_layer('preconditioned_gdn', preconditioned_gdn)
     check_layer('preconditioned_gdn', preconditioned_gdn, decay=LowRankStepDecay)
+    doubled = functools.partial(preconditioned_gdn, base=1.0, scale=2.0)
+    gates, write = build(spec(MomentGates, scale=2.0)), PreconditionedDelta(base=1.0)
+    check_layer('preconditioned_gdn', doubled, gates=gates, write=write)
 
 
 def test_with_a_base_of_one_the_preconditioned_rule_is_the_delta_rule():
@@ -223,6 +226,10 @@ def test_with_a_base_of_one_the_preconditioned_rule_is_the_delta_rule():
 def test_the_preconditioned_rule_refuses_what_it_cannot_use():
     with pytest.raises(UserError, match=r'the base of PreconditionedDelta is 0\.5; it must be from 1 to 2'):
         PreconditionedDelta(base=0.5)
+    for scale, base in ((2.0, 1.5), (1.5, 2.0)):
+        gates = build(spec(MomentGates, scale=scale))
+        with pytest.raises(UserError, match=rf'MomentGates is {scale} and .*Delta {base}; their product must be at mo'):
+            recipe('preconditioned_gdn', gates=gates, write=PreconditionedDelta(base=base))
     q = noise(1, 2, 1, 4)
     with pytest.raises(UserError, match='give its mixer gates=MomentGates'):
         PreconditionedDelta()(q, q, q, Terms(strength=q[..., 0]))
@@ -375,6 +382,17 @@ def test_a_strength_of_zero_leaves_the_memory_empty():
     q, k, v = (noise(2, 5, HEADS, 4, seed=seed, dtype=jnp.float64) for seed in range(3))
     y, memory = core(q, k, v, 0.0)
     assert not y.any() and not memory.any()
+
+
+@pytest.mark.parametrize('shape', [(HEADS,), (2, 5, HEADS), (2, 5, HEADS, 4)], ids=str)
+def test_with_a_strength_of_zero_a_memory_only_decays(shape: tuple[int, ...]):
+    q, k, v = (noise(2, 5, HEADS, 4, seed=seed, dtype=jnp.float64) for seed in range(3))
+    log_decay, start = -jnp.abs(noise(*shape, seed=3, dtype=jnp.float64)), noise(2, HEADS, 4, 4, seed=4)
+    y, memory = Delta()(q, k, v, Terms(log_decay, jnp.zeros((2, 5, HEADS))), state=start.astype(jnp.float64), scale=1.0)
+    by_channel = np.broadcast_to(log_decay[..., None] if len(shape) < 4 else log_decay, (2, 5, HEADS, 4))
+    left = np.exp(by_channel.cumsum(1))[..., None] * np.asarray(start, np.float64)[:, None]
+    np.testing.assert_allclose(memory, left[:, -1], rtol=1e-12)
+    np.testing.assert_allclose(y, np.einsum('bthk,bthkv->bthv', q, left), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(('beta', 'left'), [(1.0, 0.0), (2.0, -2.0), (0.5, 0.25)])
