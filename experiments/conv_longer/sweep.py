@@ -1,4 +1,4 @@
-"""The three mixers of `conv_for_all_or_none` that decay, on its recall for three times as long, at a higher rate too."""
+"""Those of `conv_for_all_or_none` that decay, on its recall for three times as long, at a higher rate too."""
 
 import pathlib
 
