@@ -22,15 +22,18 @@ FAMILIES = {
     'key_dim': (
         *('linear_transformer', 'cosformer', 'hedgehog', 'nalaformer', 'performer', 'retnet', 'lightning', 'gla'),
         *('hgrn2', 'mlstm', 'delta_net', 'gated_delta_net', 'kda', 'gated_delta_product', 'gated_delta_net2', 'comba'),
-        *('preconditioned_gdn', 'taylorshift', 'based'),
+        *('preconditioned_gdn', 'taylorshift', 'third_order_taylor', 'based'),
     ),
     'bits': ('ecoformer',),
     'slots': ('gsa', 'raven'),
-    'state': ('mamba', 'mamba2', 'mamba3', 's4d'),
-    'width': ('rg_lru', 'mingru', 'minlstm'),
-    'heads': ('rwkv6', 'rwkv7', 'mesa_net', 'ttt_linear', 'titans_linear', 'slstm', 'lizard'),
+    'state': ('mamba', 'mamba2', 'mamba3', 'mamba3_mimo', 's4', 's4d', 's5', 's6', 'lru'),
+    'width': ('rg_lru', 'mingru', 'minlstm', 'al_rnn'),
+    'heads': ('rwkv6', 'rwkv7', 'mesa_net', 'ttt_linear', 'titans_linear', 'slstm', 'lizard', 'mlstm_block'),
 }
 """Recipes by the argument that sets the size of their state; fewer heads are wider, and have the larger state."""
+
+SHARED = ('s5', 'lru')
+"""Those whose `state` is that of all channels together, and not of each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Size:
 
     Attributes:
       families: recipes by the argument of which they have four values.
-      values: these values, of each argument.
+      values: these values, by argument; or by recipe, where it has others.
       arg: of configs/recall.py, without the recipe.
       recall: tokens and pairs of the kinds of examples; `None`: those of the config.
       steps: of training; `None`: those of the config.
@@ -75,6 +78,7 @@ SIZES = {
             'state': (8, 16, 32, 64),
             'width': (64, 128, 256, 512),
             'heads': (8, 4, 2, 1),
+            **dict.fromkeys(SHARED, (64, 128, 256, 512)),
         },
         arg='task=mqar_mixed,conv=1,size=paper',
         recall=None,
@@ -93,7 +97,7 @@ def studies(size):
             label_of(recipe, f'{argument}={value}'): study(config(recipe, argument, value, chosen), chosen)
             for argument, recipes in chosen.families.items()
             for recipe in recipes
-            for value in chosen.values[argument]
+            for value in chosen.values.get(recipe, chosen.values[argument])
         }
     }
 

@@ -19,6 +19,10 @@ FOLDER = pathlib.Path(__file__).parents[2] / 'experiments' / 'recall_by_state'
         ('taylorshift-key_dim=8', 'taylorshift-key_dim=64'),
         ('lizard-heads=8', 'lizard-heads=1'),
         ('rg_lru-width=64', 'rg_lru-width=512'),
+        ('al_rnn-width=64', 'al_rnn-width=512'),
+        ('lru-state=64', 'lru-state=512'),
+        ('mlstm_block-heads=8', 'mlstm_block-heads=1'),
+        ('s4-state=8', 's4-state=64'),
     ],
 )
 def test_the_argument_sizes_the_state(small, large):
