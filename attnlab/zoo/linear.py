@@ -426,10 +426,10 @@ LINEAR = {
             'as they were. The weights of the chosen add up to one, so that each fades by a thirty-second of the step '
             'of the head; the text has a factor there, one in the code and in small models. Gumbel noise on the router '
             'in training alone: gates.noise. The released code offers the decay of gsa in place of that of Mamba-2, '
-            'gates.decay=ChannelDecay, an output gate behind a norm of every head, gate=OutputGate, and rotated keys, '
-            'position=Rope(). It has a bias of the router for the choice alone too, which is left out, since nothing '
-            'there trains it. init=paper starts linear '
-            'maps with a standard deviation of 0.02, as flash-linear-attention does.'
+            'gates.decay=ChannelDecay, weights that are a softmax over all slots, gates.scores=softmax, an output gate '
+            'behind a norm of every head, gate=OutputGate, and rotated keys, position=Rope(). It has a bias of the '
+            'router for the choice alone too, which is left out, since nothing there trains it, and a router of two '
+            'maps. init=paper starts linear maps with a standard deviation of 0.02, as flash-linear-attention does.'
         ),
         small={'slots': 6, 'gates': spec(RoutedGates, chosen=3)},
         knobs={'heads': 'heads', 'state': 'slots'},
@@ -567,8 +567,9 @@ LINEAR = {
         notes=(
             'The mixer of Kimi Linear without its layers of attention. The rank of the output gate is a sixteenth of '
             'the width; theirs is the channels of a head, a sixteenth in flash-linear-attention as it stands, an '
-            'eighteenth in the released model, 128 of 2,304: gate.rank. init=paper starts linear maps and convolutions '
-            'with a standard deviation of 0.02, as flash-linear-attention does.'
+            'eighteenth in the released model, 128 of 2,304: gate.rank. Log decays above -5, the safe gate of '
+            'flash-linear-attention: decay.floor=-5.0. init=paper starts linear maps and convolutions with a standard '
+            'deviation of 0.02, as flash-linear-attention does.'
         ),
         start=NARROW_THROUGHOUT,
     ),
