@@ -164,8 +164,9 @@ LINEAR = {
         notes=(
             'The efficient form, also where the direct one would take fewer operations: up to about as many tokens as '
             'the square of the channels of a head. Reads are not multiplied by the root of tokens over channels, which '
-            'the models of the paper do. The paper is bidirectional only. Keys have 16 channels a head: features grow '
-            'with their square. init=paper starts linear maps with a standard deviation of 0.02, as timm, on which the '
+            'the models of the paper do: growth=RootGrowth(), with the channels of a value and, where causal, the '
+            'tokens up to the query. The paper is bidirectional only. Keys have 16 channels a head: features grow with '
+            'their square. init=paper starts linear maps with a standard deviation of 0.02, as timm, on which the '
             'released code stands.'
         ),
         small={'key_dim': 6},
