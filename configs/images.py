@@ -55,9 +55,9 @@ clouds with a class for every patch or point); `attnlab eval --examples=10000` a
 the paper's where the layout or the system is, else linear and learned. `token=mean|first|middle` says what a prediction
 about an image is read from: the mean of the patches, the default, or a class token, which recipes on grids and layouts
 of several resolutions cannot place. `head` is one of those of classes that `attnlab zoo --heads` lists; `optimizer`,
-`schedule`, `rounding` and `init` are as in `configs/language.py`. `config.length` counts pixels, and so do tokens a second;
-`config.model.inputs.patch` joins them to patches (and `config.task.patch`, for `segments`, to tokens of the last
-resolution); of clouds it counts points.
+`schedule`, `rounding` and `init` are as in `configs/language.py`. `config.length` counts pixels, and so do tokens a
+second; `config.model.inputs.patch` joins them to patches (and `config.task.patch`, for `segments`, to tokens of the
+last resolution); of clouds it counts points.
 `conv` says which short convolutions there are, along the rows of patches, as in `configs/language.py`. `norm` is
 `rmsnorm`, `layernorm`, `dyt`, `evonorm_s0` or `none`, of the blocks and the last one, or `evonorm_b0`, whose variances
 are over images, of the blocks alone; left out, it is the paper's where the layout or the system is, else `rmsnorm`.
