@@ -55,9 +55,9 @@ clouds with a class for every patch or point); `attnlab eval --examples=10000` a
 the paper's where the layout or the system is, else linear and learned. `token=mean|first|middle` says what a prediction
 about an image is read from: the mean of the patches, the default, or a class token, which recipes on grids and layouts
 of several resolutions cannot place. `head` is one of those of classes that `attnlab zoo --heads` lists; `optimizer`,
-`schedule` and `rounding` are as in `configs/language.py`. `config.length` counts pixels, and so do tokens a second;
-`config.model.inputs.patch` joins them to patches (and `config.task.patch`, for `segments`, to tokens of the last
-resolution); of clouds it counts points. `init` is `framework` or `paper`, the initial values of the recipe's paper.
+`schedule`, `rounding` and `init` are as in `configs/language.py`. `config.length` counts pixels, and so do tokens a
+second; `config.model.inputs.patch` joins them to patches (and `config.task.patch`, for `segments`, to tokens of the
+last resolution); of clouds it counts points.
 `conv` says which short convolutions there are, along the rows of patches, as in `configs/language.py`. `norm` is
 `rmsnorm`, `layernorm`, `dyt`, `evonorm_s0` or `none`, of the blocks and the last one, or `evonorm_b0`, whose variances
 are over images, of the blocks alone; left out, it is the paper's where the layout or the system is, else `rmsnorm`.
@@ -499,8 +499,21 @@ def _flat(recipe: Recipe, images: Images, size: Size, chosen: dict[str, str], in
     tokens = images.data.kind.length if images.occupied and not recipe.grid else math.prod(_grid(images))
     length = tokens + (chosen['token'] != 'mean')
     mixers = _mixers(recipe, size.heads, size.window, length)
-    kind, parts = choose(LAYERS, 'layers', chosen['layers']), {'mlp': spec(GatedMLP), 'initialization': initialization}
-    stack = stack_spec(mixers, kind=kind, layer=recipe.layer, depth=size.depth, **parts)
+    kind = choose(LAYERS, 'layers', chosen['layers'])
+    if recipe.by_layer and kind is not Stack:
+        raise UserError(
+            f'init=paper of zoo={chosen["zoo"]} makes layers by their place ({", ".join(recipe.by_layer)}); it needs '
+            f'layers=apart, not {chosen["layers"]}'
+        )
+    stack = stack_spec(
+        mixers,
+        kind=kind,
+        layer=recipe.layer,
+        depth=size.depth,
+        mlp=spec(GatedMLP),
+        initialization=initialization,
+        by_layer=recipe.by_layer,
+    )
     own = {'norm': spec(LayerNorm), 'positions': 'none'} if chosen['system'] else {}
     return Layout(stack=stack, dim=size.dim, **own)
 
@@ -510,12 +523,20 @@ def _pyramid(recipe: Recipe, images: Images, size: Size, initialization: ConfigD
     count, paper = size.resolutions, recipe.hierarchy
     arguments = paper.arguments[-count:] if paper and paper.arguments else ({},) * count
     merge = paper.merge if paper else spec(PatchMerging)
+    depth = max(recipe.layer.period(recipe.pattern), size.depth // count)
     made = []
     for index in range(count):
         heads, length = max(1, size.heads >> count - 1 - index), _tokens(images, index)
-        mixers = _mixers(recipe, heads, size.window, length, **arguments[index])
-        depth = max(recipe.layer.period(mixers), size.depth // count)
-        stack = stack_spec(mixers, layer=recipe.layer, depth=depth, mlp=spec(GatedMLP), initialization=initialization)
+        stack = stack_spec(
+            _mixers(recipe, heads, size.window, length, **arguments[index]),
+            layer=recipe.layer,
+            depth=depth,
+            mlp=spec(GatedMLP),
+            initialization=initialization,
+            by_layer=recipe.by_layer,
+            below=index * depth,
+            layers=count * depth,
+        )
         made.append(spec(Resolution, width=2**index, stack=stack, merge=merge if index else None))
     return Layout(stack=_stacked(made), dim=size.dim >> count - 1, resolutions=count)
 

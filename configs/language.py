@@ -13,7 +13,7 @@
 - `head`: one of those that `attnlab zoo --heads` lists;
 - `norm`: one of NORMS, of the blocks and the last one;
 - `mlp`: one of MLPS; `activation`: the name of another nonlinearity in it (`attnlab.nn.activations`);
-- `init`: `framework` or `paper`, the initial values of the recipe's paper;
+- `init`: `framework` or `paper`, the initial values of the recipe's paper, and what its layers have by their place;
 - `rounding`: quantization during training (`attnlab.quantize.training`), such as `learned4`, `int4+affine8` (weights
   and inputs) or `quartet`;
 - `alignment`: the weight of a penalty on how far layers turn the stream (`attnlab.blocks.alignment`);
@@ -151,6 +151,7 @@ def get_config(arg: str = '') -> ConfigDict:
         mlp=_mlp(chosen),
         residual=choose(RESIDUALS, 'residual', chosen['residual']),
         initialization=initialization,
+        by_layer=recipe.by_layer,
     )
     stack.remat = size.remat
     if (weight := _number('alignment', chosen['alignment'])) > 0:

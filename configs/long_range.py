@@ -69,7 +69,7 @@ from attnlab.train.start import FromRun
 from attnlab.train.step import Precision
 from attnlab.zoo import Recipe
 from attnlab.zoo.chosen import BOTH, padded_sequence_recipe
-from attnlab.zoo.recipe import within
+from attnlab.zoo.recipe import ByLayer, part_below, within
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Setting:
     overrides: tuple[Override, ...] = ()
     schedule: type[Schedule] = Cosine
     sizes: Mapping[str, Any] = MappingProxyType({})
-    by_layer: Mapping[str, Callable[[int, int], Any]] = MappingProxyType({})
+    by_layer: ByLayer = MappingProxyType({})
     mlp: Callable[[], ConfigDict | None] = partial(spec, GatedMLP)
 
 
@@ -201,8 +201,7 @@ def _lru(state: int, low: float, high: float, turn: float = 2 * math.pi) -> dict
 
 
 def _hgrn(hidden: int) -> dict[str, Any]:
-    rising = {'lower_bound': lambda layer, depth: layer / depth}
-    return {'dynamics_lr': None, 'by_layer': rising, 'mlp': partial(spec, GatedMLP, hidden=hidden)}
+    return {'dynamics_lr': None, 'by_layer': {'lower_bound': part_below}, 'mlp': partial(spec, GatedMLP, hidden=hidden)}
 
 
 def _one_rate(channels: int, key_dim: int, **sizes: Any) -> dict[str, Any]:
@@ -537,20 +536,14 @@ def _of_slow(overrides: tuple[Override, ...]) -> tuple[Override, ...]:
 
 def _stack(recipe: Recipe, run: Setting) -> ConfigDict:
     """The recipe's mixers in the one block, in their bidirectional form where they have one."""
-    sized = partial(
-        recipe.sized, heads=run.heads, window=run.window, length=run.length, causal=not recipe.bidirectional
-    )
-    mixers = sized()
-    if run.by_layer:
-        mixers = tuple(sized()[layer % len(mixers)] for layer in range(run.depth))
-    for layer, mixer in enumerate(mixers):
-        sizes = {**run.sizes, **{key: made(layer, run.depth) for key, made in run.by_layer.items()}}
+    mixers = recipe.sized(heads=run.heads, window=run.window, length=run.length, causal=not recipe.bidirectional)
+    for mixer in mixers:
         # Of layers that read both ways the mixers inside take them; the convolutions of conv=1 take none.
         for each in within(mixer):
-            for key, value in sizes.items():
+            for key, value in run.sizes.items():
                 if key.partition('.')[0] in takes(each):
                     set_value(each, key, value)
-    stack = stack_spec(mixers, layer=recipe.layer, depth=run.depth, mlp=run.mlp())
+    stack = stack_spec(mixers, layer=recipe.layer, depth=run.depth, mlp=run.mlp(), by_layer=run.by_layer)
     for block in stack.blocks:
         if 'dropout' in block:
             block.dropout = run.dropout

@@ -350,6 +350,7 @@ def get_config(arg: str = '') -> ConfigDict:
         depth=run.depth,
         mlp=spec(GatedMLP) if run.mlp else None,
         initialization=initialization,
+        by_layer=recipe.by_layer,
     )
     evaluated = max(1, run.steps // 5)
     return run_config(

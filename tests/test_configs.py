@@ -15,14 +15,14 @@ from PIL import Image
 from scipy.special import erf, expit
 
 from attnlab.compare.equality import unmatched
-from attnlab.config import build, plain, spec, spec_of
+from attnlab.config import build, plain, spec, spec_of, value_at
 from attnlab.data.text.text import TextFiles
 from attnlab.data.text.tfds import TfdsText
 from attnlab.errors import UserError
 from attnlab.evals.by_slice import WHOLE
 from attnlab.experiment.experiment import SIZES, Experiment
 from attnlab.experiment.studies import TOLERANCE
-from attnlab.models.stack import Stack
+from attnlab.models.stack import Stack, missing_layers
 from attnlab.nn.mlps import GatedMLP, gated_width
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.positions import Rope
@@ -988,6 +988,50 @@ def test_pyramids_start_as_in_the_released_code(name):
     if name == 'swin':
         assert np.asarray(merge.weight[...]).std() == pytest.approx(0.02, rel=0.1)
     assert usual.model.stack.resolutions[1].merge.start is None and ZOO[name].hierarchy.merge.start is None
+
+
+BY_LAYER = {
+    ('lightning', 'decay.depth'): [0, 1 / 3, 2 / 3, 1],
+    ('minimax_01', 'decay.depth'): [0, 1 / 3, 2 / 3, 1],
+    ('hgrn2', 'gates.lower_bound'): [0, 0.25, 0.5, 0.75],
+    ('hgrn', 'lower_bound'): [0, 0.25, 0.5, 0.75],
+    **{
+        (name, key): values
+        for name in ('rwkv6', 'rwkv7')
+        for key, values in {
+            'place': [0, 1 / 3, 2 / 3, 1],
+            'remaining': [1, 0.75, 0.5, 0.25],
+            'norm_gain': [0.25**0.7, 0.5**0.7, 0.75**0.7, 1],
+        }.items()
+    },
+}
+"""What papers and released code have in the layers of four."""
+
+
+@pytest.mark.parametrize(('name', 'key'), BY_LAYER)
+def test_init_paper_has_what_depends_on_the_place_of_a_layer(name, key):
+    """Without it all layers are one block, as the first."""
+    stack = language.get_config(f'zoo={name},init=paper').model.stack
+    blocks = stack.blocks[: stack.depth]
+    assert [value_at(block.mixer, key) for block in blocks] == pytest.approx(BY_LAYER[name, key])
+    assert stack.depth == 4 and {key for _, key in BY_LAYER if (name, key) in BY_LAYER} == {*ZOO[name].start.by_layer}
+    usual = language.get_config(f'zoo={name}').model.stack
+    assert len(usual.blocks) == len(ZOO[name].pattern) and missing_layers(stack) == missing_layers(usual)
+
+
+def test_init_paper_counts_all_layers_and_leaves_those_beside_a_recipe_as_they_are():
+    """Attention and convolutions between layers, and those of other resolutions."""
+    blocks = language.get_config('zoo=minimax_01,init=paper,size=125m').model.stack.blocks
+    assert [block.mixer.decay.depth if 'decay' in block.mixer else None for block in blocks] == pytest.approx(
+        [*(layer / 11 for layer in range(7)), None, *(layer / 11 for layer in range(8, 12))]
+    )
+    blocks = recall.get_config('task=facts,zoo=rwkv7,init=paper,conv=1').model.stack.blocks
+    assert [block.mixer.place if 'place' in block.mixer else None for block in blocks] == [None, 1 / 3, None, 1]
+    lower = images.get_config('zoo=hgrn2,layout=pyramid,data=count,init=paper').model.stack.resolutions
+    bounds = [block.mixer.gates.lower_bound for each in lower for block in each.stack.blocks]
+    assert bounds == [layer / len(bounds) for layer in range(len(bounds))] and len(lower) > 1
+    with pytest.raises(UserError, match=r'init=paper of zoo=hgrn2 makes layers by their place \(gates\.lower_bound\)'):
+        images.get_config('zoo=hgrn2,layers=linear,init=paper')
 
 
 @pytest.mark.parametrize('name', ['swin', 'pvt'])

@@ -1,4 +1,4 @@
-"""Normalisers: division of an unnormalised sum of values by the sum of its weights."""
+"""Normalisers: division of an unnormalised sum of values by the sum of its weights, and the size of what it gives."""
 
 import dataclasses
 
@@ -35,3 +35,14 @@ class FloorNormalizer:
     def __call__(self, total: Float[Array, 'b t h v'], weight: Float[Array, 'b t h']) -> Float[Array, 'b t h v']:
         wide = weight.astype(wide_dtype(weight.dtype))
         return (total.astype(wide.dtype) / jnp.maximum(wide, self.floor)[..., None]).astype(total.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class RootGrowth:
+    """The factor `sqrt(n / v)` of a mean of `n` values of `v` channels, which shrinks as it is over more of them.
+
+    Nauen, Palacio and Dengel 2024, https://arxiv.org/abs/2403.02920.
+    """
+
+    def __call__(self, counts: Float[Array, 'b t'], channels: int) -> Float[Array, 'b t']:
+        return jnp.sqrt(counts / channels)

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -17,13 +18,14 @@ from attnlab.blocks.alignment import Alignment
 from attnlab.blocks.block import Block, PreNorm, Stage, stages
 from attnlab.blocks.layer import Layer, MixerAndMLP
 from attnlab.blocks.residual import Plain, Residual, Streams
-from attnlab.config import spec
+from attnlab.config import set_value, spec, takes
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.mixer import Mixer
 from attnlab.module import Module
 from attnlab.nn.initialization import Initialization
 from attnlab.typing import Sequence, State
+from attnlab.zoo.recipe import ByLayer, copied, within
 from pallas_kernels import target
 
 LOOPS = ('auto', 'scan', 'unroll')
@@ -301,12 +303,22 @@ def stack_spec(
     mlp: ConfigDict | None,
     residual: ConfigDict | None = None,
     initialization: ConfigDict | None = None,
+    by_layer: ByLayer = MappingProxyType({}),
+    below: int = 0,
+    layers: int | None = None,
 ) -> ConfigDict:
     """Returns the config of a stack of `depth` layers; `layer` determines how many blocks these are.
 
-    `residual` is plain and `initialization` is that of attnlab by default.
+    `residual` is plain and `initialization` is that of attnlab by default. With `by_layer` every layer, of one mixer,
+    has a block of its own: these arguments of the mixers that take them, by keys such as `decay.depth`, are made of the
+    number of layers below and that of all, where `below` and `layers` count those of other stacks of the model too.
     """
     pattern = layer.pattern(mixers, depth=depth, mlp=mlp)
+    if by_layer:
+        mixers = _laid_out(mixers, pattern.depth)
+        for index, mixer in enumerate(mixers[: pattern.depth]):
+            _set_by_layer(mixer, by_layer, below + index, layers or pattern.depth)
+        pattern = layer.pattern(mixers, depth=depth, mlp=mlp)
     return spec(
         kind,
         depth=pattern.depth,
@@ -314,6 +326,20 @@ def stack_spec(
         residual=residual or spec(Plain),
         initialization=initialization or spec(Initialization),
     )
+
+
+def _laid_out(mixers: tuple[ConfigDict, ...], depth: int) -> tuple[ConfigDict, ...]:
+    """A mixer of its own for every layer, and for the rest of a pattern that is longer."""
+    count = max(depth, len(mixers))
+    return tuple(copied(mixers[layer % len(mixers)]) for layer in range(count))
+
+
+def _set_by_layer(mixer: ConfigDict, by_layer: ByLayer, below: int, layers: int) -> None:
+    """Sets the arguments that the mixer, or one within it, takes: convolutions between layers take none."""
+    for each in within(mixer):
+        for key, made in by_layer.items():
+            if key.partition('.')[0] in takes(each):
+                set_value(each, key, made(below, layers))
 
 
 def missing_layers(stack: ConfigDict) -> list[str]:

@@ -1,5 +1,6 @@
 """Decays: how fast a memory forgets, as natural logarithms of at most zero."""
 
+import math
 from collections.abc import Sequence as Shape
 
 import jax
@@ -109,8 +110,12 @@ class StepSize(Module):
 
     @recomputed_method
     def __call__(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t d']:
+        return jax.nn.softplus(self.shifted(x))
+
+    def shifted(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t d']:
+        """What the step is the softplus of, `x + c`."""
         wide = x.astype(wide_dtype(x.dtype))
-        return jax.nn.softplus(wide + jnp.broadcast_to(self.bias[...].astype(wide.dtype), x.shape))
+        return wide + jnp.broadcast_to(self.bias[...].astype(wide.dtype), x.shape)
 
 
 class StepDecay(Module):
@@ -137,22 +142,33 @@ class LowRankStepDecay(Module):
     In float32 or better. `W_1` has as many columns as a key has channels; `A_log` is one number a head, its exponential
     uniform in `[1, 16]` at the start; `c` is one a channel, as in `StepSize`.
     Kimi Team 2025, https://arxiv.org/abs/2510.26692.
+
+    With a `floor` the logarithm stays above it, `floor sigmoid(exp(A_log_h) (x W_1 W_2 + c))`, and `A_log` starts at 0:
+    the safe gate of flash-linear-attention, https://github.com/fla-org/flash-linear-attention, whose floor is -5.
+    Raises `UserError` for a `floor` that is not below 0.
     """
 
-    def __init__(self, dim: int, *, heads: int, key_dim: int, rngs: nnx.Rngs):
+    def __init__(self, dim: int, *, heads: int, key_dim: int, floor: float | None = None, rngs: nnx.Rngs):
+        if floor is not None and not -math.inf < floor < 0:
+            raise UserError(f'the floor of LowRankStepDecay is {floor}; it must be None or below 0, such as -5.0')
+        self.floor = floor
         self.down = Linear(dim, key_dim, axes=('embed', None), rngs=rngs)
         self.up = Linear(key_dim, heads * key_dim, axes=(None, 'heads'), rngs=rngs)
         self.step_size = StepSize(heads * key_dim, rngs=rngs)
-        self.A_log = log_rates(heads, 1.0, rngs)
+        if floor is None:
+            self.A_log = log_rates(heads, 1.0, rngs)
+        else:
+            self.A_log = param(nnx.initializers.zeros, (heads,), axes=('heads',), group='dynamics', rngs=rngs)
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t h k']:
         return self._fading(self.up(self.down(x)))
 
     @recomputed_method
     def _fading(self, x: Float[Array, 'b t f']) -> Float[Array, 'b t h k']:
-        step = self.step_size(x)
-        rate = jnp.exp(self.A_log[...].astype(step.dtype))
-        return -rate[None, None, :, None] * step.reshape(*x.shape[:2], rate.shape[0], -1)
+        rate = jnp.exp(self.A_log[...].astype(wide_dtype(x.dtype)))[None, None, :, None]
+        if self.floor is None:
+            return -rate * by_head(self.step_size(x), rate.shape[2])
+        return self.floor * jax.nn.sigmoid(rate * by_head(self.step_size.shifted(x), rate.shape[2]))
 
 
 def log_rates(heads: int, low: float, rngs: nnx.Rngs) -> nnx.Param:

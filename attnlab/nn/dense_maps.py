@@ -135,28 +135,51 @@ class StickBreaking(Module):
     """Every key takes a share of what later ones left, `w_ij = sigmoid(s_ij) prod_(j < l < i) (1 - sigmoid(s_il))`.
 
     Of the keys before the query, latest first; its own is left out, and the first query of a document reads nothing.
-    A row sums to one less `prod_(l < i) (1 - sigmoid(s_il))`. Products are sums of logarithms. It has an order, and so
-    needs all keys of a causal row: no window. Tan et al. 2024, https://arxiv.org/abs/2410.17980.
+    A row sums to one less `prod_(l < i) (1 - sigmoid(s_il))`, which with `remainder` is the weight of the own key.
+    Products are sums of logarithms. It has an order, and so needs all keys of a causal row: no window.
+    Tan et al. 2024, https://arxiv.org/abs/2410.17980.
     """
 
     ordered = True
 
-    def __init__(self, *, heads: int, rngs: nnx.Rngs):
+    def __init__(self, *, heads: int, remainder: bool = False, rngs: nnx.Rngs):
         del heads, rngs
+        self.remainder = remainder
 
     def __call__(self, rows: ScoreRows, key: DropoutKey | None) -> Float[Array, 'b h t s']:
-        return _shares(rows.scores, rows.visible, rows.own)
+        return (_whole if self.remainder else _shares)(rows.scores, rows.visible, rows.own)
 
 
 @recomputed
 def _shares(
     scores: Float[Array, 'b h t s'], visible: Bool[Array, 'b h t s'], own: Int[Array, 't']
 ) -> Float[Array, 'b h t s']:
-    seen = visible & (jnp.arange(scores.shape[3])[None] != own[:, None])[None, None]
+    return _broken(scores, visible, own)[0]
+
+
+@recomputed
+def _whole(
+    scores: Float[Array, 'b h t s'], visible: Bool[Array, 'b h t s'], own: Int[Array, 't']
+) -> Float[Array, 'b h t s']:
+    """The shares, and what is left after all of them for the own key."""
+    shares, left = _broken(scores, visible, own)
+    return jnp.where(visible & _marked(own, scores), jnp.exp(jnp.sum(left, axis=3, keepdims=True)), shares)
+
+
+def _broken(
+    scores: Float[Array, 'b h t s'], visible: Bool[Array, 'b h t s'], own: Int[Array, 't']
+) -> tuple[Float[Array, 'b h t s'], Float[Array, 'b h t s']]:
+    """The shares, and the logarithm of what each leaves."""
+    seen = visible & ~_marked(own, scores)
     left = jnp.where(seen, jax.nn.log_sigmoid(-scores), 0)
     # Of the keys after each: shifted, since a large term taken away again would leave its rounding.
     between = jnp.pad(jax.lax.cumsum(left, axis=3, reverse=True), ((0, 0), (0, 0), (0, 0), (0, 1)))[..., 1:]
-    return jnp.where(seen, jnp.exp(jax.nn.log_sigmoid(scores) + between), 0)
+    return jnp.where(seen, jnp.exp(jax.nn.log_sigmoid(scores) + between), 0), left
+
+
+def _marked(own: Int[Array, 't'], scores: Float[Array, 'b h t s']) -> Bool[Array, '1 1 t s']:
+    """Which of the keys is that of the query's own token."""
+    return (jnp.arange(scores.shape[3])[None] == own[:, None])[None, None]
 
 
 def _greatest(scores: Float[Array, '*b s'], visible: Bool[Array, '*b s']) -> Bool[Array, '*b s']:

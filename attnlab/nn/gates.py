@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Shape
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -362,11 +362,11 @@ class RoutedGates(Module):
 
         s = sigmoid(x W)        w_n = s_n / (sum of s over the chosen slots)   where slot n is chosen, 0 elsewhere.
 
-    Chosen are the `chosen` slots of greatest `s` of a head, all where it has no more. `f` is made as `decay(dim,
-    heads=, key_dim=, rngs=)`, `key_dim` the number of slots: of the head, or of every slot. In training
-    standard Gumbel noise is added to `x W`. The choice has no gradient, but `w` has. Scores are computed in float32 or
-    better, so that what is chosen does not depend on the type of the activations. "Raven" 2026,
-    https://github.com/goombalab/raven.
+    With `scores='softmax'` `w_n` is the softmax of `x W` over all slots of the head where slot n is chosen. Chosen are
+    the `chosen` slots of greatest `s` of a head, all where it has no more. `f` is made as `decay(dim, heads=, key_dim=,
+    rngs=)`, `key_dim` the number of slots: of the head, or of every slot. In training standard Gumbel noise is added to
+    `x W`. The choice has no gradient, but `w` has. Scores are computed in float32 or better, so that what is chosen
+    does not depend on the type of the activations. "Raven" 2026, https://github.com/goombalab/raven.
     """
 
     def __init__(
@@ -377,10 +377,11 @@ class RoutedGates(Module):
         slots: int,
         chosen: int = 32,
         noise: bool = True,
+        scores: Literal['sigmoid', 'softmax'] = 'sigmoid',
         decay: Callable[..., nnx.Module] = StepDecay,
         rngs: nnx.Rngs,
     ):
-        self.heads, self.chosen, self.noise = heads, chosen, noise
+        self.heads, self.chosen, self.noise, self.scores = heads, chosen, noise, scores
         self.decay = decay(dim, heads=heads, key_dim=slots, rngs=rngs)
         self.router = Linear(dim, heads * slots, rngs=rngs)
 
@@ -394,7 +395,8 @@ class RoutedGates(Module):
         ahead = (index[None, :] < index[:, None])[None, None, None] & (logits[..., None, :] == logits[..., :, None])
         place = jnp.sum(ahead | (logits[..., None, :] > logits[..., :, None]), axis=-1)
         decay = self.decay(x)
-        return _shared(decay if decay.ndim == 4 else decay[..., None], logits, place < self.chosen)
+        shared = SHARED[self.scores]
+        return shared(decay if decay.ndim == 4 else decay[..., None], logits, place < self.chosen)
 
 
 class RealGates(Module):
@@ -503,6 +505,18 @@ def _shared(
     scores = jax.nn.sigmoid(logits)
     scores = jnp.where(chosen, scores, jnp.zeros_like(scores))
     return decay * (scores / (jnp.sum(scores, axis=-1, keepdims=True) + 1e-9))
+
+
+@recomputed
+def _softened(
+    decay: Float[Array, 'b t h #n'], logits: Float[Array, 'b t h n'], chosen: Bool[Array, 'b t h n']
+) -> Float[Array, 'b t h n']:
+    """The decay, times the softmax of all slots in those chosen."""
+    return decay * jnp.where(chosen, jax.nn.softmax(logits, axis=-1), jnp.zeros_like(logits))
+
+
+SHARED = {'sigmoid': _shared, 'softmax': _softened}
+"""How much of the decay of a head every chosen slot has, by the name of its scores."""
 
 
 @recomputed

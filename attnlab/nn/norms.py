@@ -260,14 +260,16 @@ class HeadOffsetRMSNorm(OffsetRMSNorm):
 class GroupNorm(Module):
     """Every head, `b t h k`, less its mean and over its standard deviation, `y = g (x - mean) / sqrt(var + eps) + c`.
 
-    `g` and `c`, left out without `bias`, are learned for every channel of every head. Wu and He 2018,
-    https://arxiv.org/abs/1803.08494.
+    `g`, which starts at `gain`, and `c`, left out without `bias`, are learned for every channel of every head. Wu and
+    He 2018, https://arxiv.org/abs/1803.08494.
     """
 
-    def __init__(self, dim: int, *, heads: int, eps: float = 1e-5, bias: bool = True, rngs: nnx.Rngs):
+    def __init__(
+        self, dim: int, *, heads: int, eps: float = 1e-5, bias: bool = True, gain: float = 1.0, rngs: nnx.Rngs
+    ):
         self.eps = eps
-        ones, zeros, axes = nnx.initializers.ones, nnx.initializers.zeros, ('heads', None)
-        self.scale = param(ones, (heads, dim), axes=axes, group='vector', rngs=rngs)
+        start, zeros, axes = nnx.initializers.constant(gain), nnx.initializers.zeros, ('heads', None)
+        self.scale = param(start, (heads, dim), axes=axes, group='vector', rngs=rngs)
         self.bias = param(zeros, (heads, dim), axes=axes, group='vector', rngs=rngs) if bias else None
 
     @recomputed_method

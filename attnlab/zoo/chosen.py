@@ -171,7 +171,8 @@ def _bare(prelude: ConfigDict | None) -> ConfigDict | None:
 
 
 INITS = {'framework': False, 'paper': True}
-"""The values of the argument `init=`: attnlab's own initial values, or those of the recipe's paper."""
+"""The values of the argument `init=`: attnlab's own initial values, or those of the recipe's paper, which has also what
+differs between layers."""
 
 
 def initialized(recipe: Recipe, init: str) -> tuple[Recipe, ConfigDict]:
@@ -188,7 +189,8 @@ def initialized(recipe: Recipe, init: str) -> tuple[Recipe, ConfigDict]:
     for mixer in pattern:
         for key, value in recipe.start.arguments.items():
             set_value(mixer, key, value)
-    begun = dataclasses.replace(recipe, spec=pattern, hierarchy=_begun(recipe.hierarchy, recipe.start))
+    hierarchy = _begun(recipe.hierarchy, recipe.start)
+    begun = dataclasses.replace(recipe, spec=pattern, by_layer=recipe.start.by_layer, hierarchy=hierarchy)
     return begun, spec_of(recipe.start.maps)
 
 

@@ -18,7 +18,7 @@ from attnlab.nn.norms import OffsetRMSNorm, RMSNorm
 from attnlab.nn.positions import Rope
 from attnlab.nn.preludes import Activation, ShortConv
 from attnlab.zoo.linear import LINEAR
-from attnlab.zoo.recipe import UNTOUCHED_SCALED, Recipe, Start
+from attnlab.zoo.recipe import UNTOUCHED_SCALED, Recipe, Start, depth_below
 from attnlab.zoo.recurrent import RECURRENT
 from attnlab.zoo.softmax.parts import PARTS
 from attnlab.zoo.state_space import STATE_SPACE
@@ -121,11 +121,12 @@ HYBRIDS = {
         sequence=True,
         notes=(
             'Seven layers of lightning attention, then one of softmax attention; fewer layers than eight have none of '
-            'it. Decays are those of the first layer in all, in the paper they weaken with depth. Pre-norm, and the '
-            'channel mixer of other recipes, where the paper has post-norm with scaled branches and a mixture of '
-            'experts. One key/value head; '
+            'it. Decays are those of the first layer in all; in the paper they weaken with depth, counted over all '
+            'layers, as with init=paper, which leaves the rest as it is. Pre-norm, and the channel mixer of other '
+            'recipes, where the paper has post-norm with scaled branches and a mixture of experts. One key/value head; '
             'theirs one for every eight.'
         ),
+        start=Start(by_layer={'decay.depth': depth_below}),
     ),
     'qwen3_next': Recipe(
         spec=(*[GATED_DELTA_NET] * 3, PARTS['gated_attention_qwen'].spec),

@@ -1,5 +1,7 @@
 """Linear attention: memories of keys and values of a fixed size."""
 
+import dataclasses
+
 from attnlab.blocks.layer import MixersAlone
 from attnlab.config import spec
 from attnlab.functional.normalizers import FloorNormalizer, SumNormalizer
@@ -43,7 +45,7 @@ from attnlab.nn.gates import (
     WriteStrength,
 )
 from attnlab.nn.hashing import Clipped
-from attnlab.nn.initialization import Gaussian, Initialization, Orthogonal, Scaled
+from attnlab.nn.initialization import Initialization, Scaled
 from attnlab.nn.levels import LevelWeights
 from attnlab.nn.norms import HeadRMSNorm, LayerNorm, RMSNorm, SimpleRMSNorm
 from attnlab.nn.positions import Rope
@@ -53,10 +55,13 @@ from attnlab.zoo.recipe import (
     NARROW,
     NARROW_THROUGHOUT,
     PYTORCH,
+    RWKV,
     UNTOUCHED,
     UNTOUCHED_SCALED,
     Recipe,
     Start,
+    depth_below,
+    part_below,
 )
 
 LINEAR = {
@@ -164,8 +169,9 @@ LINEAR = {
         notes=(
             'The efficient form, also where the direct one would take fewer operations: up to about as many tokens as '
             'the square of the channels of a head. Reads are not multiplied by the root of tokens over channels, which '
-            'the models of the paper do. The paper is bidirectional only. Keys have 16 channels a head: features grow '
-            'with their square. init=paper starts linear maps with a standard deviation of 0.02, as timm, on which the '
+            'the models of the paper do: growth=RootGrowth(), with the channels of a value and, where causal, the '
+            'tokens up to the query. The paper is bidirectional only. Keys have 16 channels a head: features grow with '
+            'their square. init=paper starts linear maps with a standard deviation of 0.02, as timm, on which the '
             'released code stands.'
         ),
         small={'key_dim': 6},
@@ -369,12 +375,13 @@ LINEAR = {
             'The mixer of TransNormerLLM (Qin et al. 2023, https://arxiv.org/abs/2307.14995) in its first layer, in '
             'the form released with the kernels (https://arxiv.org/abs/2405.17381): SiLU of values too, a gate through '
             'a bottleneck; the first code had neither, a gate of one linear map, and rotated the first layer. There '
-            'decays weaken with depth, here in every layer decay.depth says how far. The rank of the gate is a '
-            'sixteenth of the width; the paper has the channels of a head: gate.rank. The norm is without a gain, as '
-            'in the paper; released with the kernels is LayerNorm: joint_norm=LayerNorm. init=paper starts linear maps '
-            'with a standard deviation of 0.02, as the first code did.'
+            'decays weaken with depth, as with init=paper; else they are those of the first layer in all, and '
+            'decay.depth says how far down a layer is. The rank of the gate is a sixteenth of the width; the paper has '
+            'the channels of a head: gate.rank. The norm is without a gain, as in the paper; released with the kernels '
+            'is LayerNorm: joint_norm=LayerNorm. init=paper starts linear maps with a standard deviation of 0.02, as '
+            'the first code did.'
         ),
-        start=NARROW,
+        start=Start(maps=NARROW.maps, by_layer={'decay.depth': depth_below}),
     ),
     'hgrn2': Recipe(
         spec=spec(LinearAttention, feature_map=SiluQueries(), gates=spec(TiedKeys), joint_norm=spec(RMSNorm, eps=1e-5)),
@@ -388,10 +395,11 @@ LINEAR = {
         smallest_state=128,
         notes=(
             'The lower bound of the forget gate is a number, gates.lower_bound, zero as in the first layer of the '
-            'paper, which learns one for every layer, increasing with depth. The paper has heads of 128 channels. '
-            'init=paper starts linear maps with a standard deviation of 0.02, as the released code does.'
+            'paper, which learns one for every layer, increasing with depth; with init=paper it is what these start '
+            'at, the part of the layers that is below. The paper has heads of 128 channels. init=paper starts linear '
+            'maps with a standard deviation of 0.02, as the released code does.'
         ),
-        start=NARROW,
+        start=Start(maps=NARROW.maps, by_layer={'gates.lower_bound': part_below}),
     ),
     'gsa': Recipe(
         spec=spec(GatedSlots),
@@ -426,10 +434,10 @@ LINEAR = {
             'as they were. The weights of the chosen add up to one, so that each fades by a thirty-second of the step '
             'of the head; the text has a factor there, one in the code and in small models. Gumbel noise on the router '
             'in training alone: gates.noise. The released code offers the decay of gsa in place of that of Mamba-2, '
-            'gates.decay=ChannelDecay, an output gate behind a norm of every head, gate=OutputGate, and rotated keys, '
-            'position=Rope(). It has a bias of the router for the choice alone too, which is left out, since nothing '
-            'there trains it. init=paper starts linear '
-            'maps with a standard deviation of 0.02, as flash-linear-attention does.'
+            'gates.decay=ChannelDecay, weights that are a softmax over all slots, gates.scores=softmax, an output gate '
+            'behind a norm of every head, gate=OutputGate, and rotated keys, position=Rope(). It has a bias of the '
+            'router for the choice alone too, which is left out, since nothing there trains it, and a router of two '
+            'maps. init=paper starts linear maps with a standard deviation of 0.02, as flash-linear-attention does.'
         ),
         small={'slots': 6, 'gates': spec(RoutedGates, chosen=3)},
         knobs={'heads': 'heads', 'state': 'slots'},
@@ -567,8 +575,9 @@ LINEAR = {
         notes=(
             'The mixer of Kimi Linear without its layers of attention. The rank of the output gate is a sixteenth of '
             'the width; theirs is the channels of a head, a sixteenth in flash-linear-attention as it stands, an '
-            'eighteenth in the released model, 128 of 2,304: gate.rank. init=paper starts linear maps and convolutions '
-            'with a standard deviation of 0.02, as flash-linear-attention does.'
+            'eighteenth in the released model, 128 of 2,304: gate.rank. Log decays above -5, the safe gate of '
+            'flash-linear-attention: decay.floor=-5.0. init=paper starts linear maps and convolutions with a standard '
+            'deviation of 0.02, as flash-linear-attention does.'
         ),
         start=NARROW_THROUGHOUT,
     ),
@@ -719,16 +728,14 @@ LINEAR = {
         slow=True,
         notes=(
             'The time mixing of Finch. The channel mixing is that of the other recipes. Starting values depend on the '
-            'place of the layer, the first by default. init=paper starts linear maps as the released code does: '
-            'orthogonal, those of keys and gate a tenth as large, the last of every branch at zero; gains of the norm '
-            'start at one in every layer, there smaller the earlier the layer. The paper has heads of 64 channels.'
+            'place of the layer: all start as the first, or with init=paper each as its own, gains of the norm too, '
+            'which are smaller the earlier the layer. init=paper starts linear maps as the released code does: '
+            'orthogonal, those of keys and gate a tenth as large, the last of every branch at zero. The paper has '
+            'heads of 64 channels.'
         ),
         small={'rank': 4, 'mix_rank': 4},
         knobs={'heads': 'heads'},
-        start=Start(
-            maps=Initialization(linear=Orthogonal(), output=Gaussian(0.0)),
-            arguments={'orthogonal': 0.1},
-        ),
+        start=dataclasses.replace(RWKV, arguments={'orthogonal': 0.1}),
     ),
     'rwkv7': Recipe(
         spec=spec(RWKV7),
@@ -740,18 +747,15 @@ LINEAR = {
         sequence=True,
         notes=(
             'The time mixing. Values are those of the layer: the paper mixes into them those of the first layer. '
-            'The channel mixing is that of the other recipes. Starting values depend on the place of the layer, the '
-            'first by default. init=paper starts linear maps as training in the released code does: orthogonal, those '
-            'of keys a tenth as large, the last of every branch at zero; gains of the norm start at one in every '
-            'layer, there smaller the earlier the layer. Ranks are those of the present code. The paper has heads of '
-            '64 channels.'
+            'The channel mixing is that of the other recipes. Starting values depend on the place of the layer: all '
+            'start as the first, or with init=paper each as its own, gains of the norm too, which are smaller the '
+            'earlier the layer. init=paper starts linear maps as training in the released code does: orthogonal, those '
+            'of keys a tenth as large, the last of every branch at zero. Ranks are those of the present code. The '
+            'paper has heads of 64 channels.'
         ),
         small={'rank': 4, 'gate_rank': 4},
         knobs={'heads': 'heads'},
-        start=Start(
-            maps=Initialization(linear=Orthogonal(), output=Gaussian(0.0)),
-            arguments={'start': 'orthogonal'},
-        ),
+        start=dataclasses.replace(RWKV, arguments={'start': 'orthogonal'}),
     ),
     'ttt_linear': Recipe(
         spec=spec(

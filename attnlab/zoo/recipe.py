@@ -1,7 +1,7 @@
 """A row of the zoo: how a published mixer is put together, and what it claims to do."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -10,7 +10,10 @@ from ml_collections import ConfigDict
 from attnlab.blocks.layer import Layer, MixerAndMLP
 from attnlab.config import takes
 from attnlab.errors import UserError
-from attnlab.nn.initialization import Gaussian, Initialization, Scaled
+from attnlab.nn.initialization import Gaussian, Initialization, Orthogonal, Scaled
+
+ByLayer = Mapping[str, Callable[[int, int], float]]
+"""Arguments of mixers that differ between layers, made of the number of layers below and that of all."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,12 +23,15 @@ class Start:
     Attributes:
       maps: what linear maps start from.
       arguments: arguments of the mixers that set what their parts start from, by keys such as `gate.start`.
+      by_layer: those that depend on the place of the layer, whether they set what parts start from or are what the
+        paper defines.
       merge: what the maps between resolutions of its hierarchy start from; `None`: as usual.
       stem: what the map of pixels before them starts from; `None`: as usual.
     """
 
     maps: Initialization = Initialization()
     arguments: Mapping[str, Any] = MappingProxyType({})
+    by_layer: ByLayer = MappingProxyType({})
     merge: Scaled | Gaussian | None = None
     stem: Scaled | Gaussian | None = None
 
@@ -74,6 +80,27 @@ NARROW = Start(maps=Initialization(linear=Gaussian(0.02)))
 NARROW_THROUGHOUT = Start(maps=NARROW.maps, arguments={'prelude.gain': 4 * 0.02**2})
 """The taps of convolutions too, of width 4, though uniform where flash-linear-attention has them normal."""
 
+
+def depth_below(below: int, layers: int) -> float:
+    """The depth of a layer, from 0 for the first to 1 for the last."""
+    return below / max(layers - 1, 1)
+
+
+def part_below(below: int, layers: int) -> float:
+    """How many of all layers are below one, from 0 for the first to less than 1 for the last."""
+    return below / layers
+
+
+RWKV = Start(
+    maps=Initialization(linear=Orthogonal(), output=Gaussian(0.0)),
+    by_layer={
+        'place': depth_below,
+        'remaining': lambda below, layers: 1 - part_below(below, layers),
+        'norm_gain': lambda below, layers: ((below + 1) / layers) ** 0.7,
+    },
+)
+"""Orthogonal maps, the last of every branch at zero, and what depends on the place of the layer."""
+
 LOG_LINEAR = Start(
     maps=Initialization(linear=Gaussian(0.006), output=PYTORCH, residual=1.0),
     arguments={'prelude.gain': 4 * 0.006**2},
@@ -112,6 +139,7 @@ class Recipe:
         only when told to.
       start: what the paper starts from, which `init=paper` of a config follows; `None`: nothing is known that differs,
         or it is not followed.
+      by_layer: arguments of the mixers that differ between layers; `init=paper` takes those of `start`.
       hierarchy: the stages of the paper's model, where it has stages.
       slow: so long to compile that most of its properties are checked by nightly tests alone.
       surrogate: arguments that put in the place of what rounds the function whose gradient it has; gradients are
@@ -138,6 +166,7 @@ class Recipe:
     knobs: Mapping[str, str] = MappingProxyType({'heads': 'heads', 'state': 'key_dim'})
     smallest_state: int | None = None
     start: Start | None = None
+    by_layer: ByLayer = MappingProxyType({})
     hierarchy: Hierarchy | None = None
     slow: bool = False
     surrogate: Mapping[str, Any] = MappingProxyType({})
@@ -188,16 +217,23 @@ def within(mixer: ConfigDict) -> tuple[ConfigDict, ...]:
     return (mixer, *(each for inner in (mixer.mixers if 'mixers' in mixer else ()) for each in within(inner)))
 
 
-def _sized(mixer: ConfigDict, heads: int, window: int | None, length: int | None) -> ConfigDict:
+def copied(mixer: ConfigDict) -> ConfigDict:
+    """A copy of the mixer, whose inner mixers are copies too."""
     mixer = mixer.copy_and_resolve_references()
-    if 'heads' in takes(mixer) and 'heads' not in mixer:
-        mixer.heads = heads
-    if window is not None and 'window' in mixer and mixer.window is not None:
-        mixer.window = window
-    if 'length' in mixer and length is not None:
-        mixer.length = length
     if 'mixers' in mixer:
-        mixer.mixers = tuple(_sized(inner, heads, window, length) for inner in mixer.mixers)
+        mixer.mixers = tuple(copied(inner) for inner in mixer.mixers)
+    return mixer
+
+
+def _sized(mixer: ConfigDict, heads: int, window: int | None, length: int | None) -> ConfigDict:
+    mixer = copied(mixer)
+    for each in within(mixer):
+        if 'heads' in takes(each) and 'heads' not in each:
+            each.heads = heads
+        if window is not None and 'window' in each and each.window is not None:
+            each.window = window
+        if 'length' in each and length is not None:
+            each.length = length
     return mixer
 
 

@@ -10,7 +10,7 @@ from attnlab.nn.gates import MinGRUGates, MinLSTMGates, OutputGate, RealGates
 from attnlab.nn.initialization import Initialization
 from attnlab.nn.norms import LayerNorm
 from attnlab.nn.preludes import Lift, ShortConv
-from attnlab.zoo.recipe import NARROW, PYTORCH, Recipe, Start
+from attnlab.zoo.recipe import NARROW, PYTORCH, Recipe, Start, part_below
 
 RECURRENT = {
     'rg_lru': Recipe(
@@ -79,9 +79,11 @@ RECURRENT = {
         notes=(
             'With a complex state, the gates, biases and norm of the first released version. The lower bound of forget '
             'gates is a constant of the layer, `lower_bound`, 0 as in the first layer: the paper learns a step up for '
-            'every layer. `size=full` of configs/long_range.py has the steps that these start at. The released form '
-            'that reads both ways shares its maps; `bi_hgrn` is two whole mixers.'
+            'every layer. `size=full` of configs/long_range.py has the steps that these start at, and so has '
+            'init=paper, which leaves the rest as it is. The released form that reads both ways shares its maps; '
+            '`bi_hgrn` is two whole mixers.'
         ),
+        start=Start(by_layer={'lower_bound': part_below}),
     ),
     'slstm': Recipe(
         spec=spec(SLSTM, prelude=spec(ShortConv, bias=True)),

@@ -1,5 +1,7 @@
 """Weight maps of whole rows against their definitions, in numpy float64."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,9 @@ from attnlab.functional.dense import ScoreRows
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.module import Module
 from attnlab.nn.dense_maps import StickBreaking
+from attnlab.testing.contract import Subject
+from attnlab.testing.contract.documents import check_packing
+from attnlab.testing.contract.streaming import check_decoding
 from attnlab.testing.noise import noise
 
 
@@ -23,12 +28,12 @@ def float64():
 LENGTH = 7
 
 
-def broken(scores: jax.Array) -> jax.Array:
+def broken(scores: jax.Array, **options: bool) -> jax.Array:
     """The weights of a causal row of one head, `t t`."""
     visible = jnp.tril(jnp.ones(scores.shape, bool))
     each = (each[None, None] for each in (jnp.where(visible, scores, 0), visible, scores))
     rows = ScoreRows(*each, jnp.arange(len(scores)))
-    return StickBreaking(heads=1, rngs=nnx.Rngs(0))(rows, None)[0, 0]
+    return StickBreaking(heads=1, rngs=nnx.Rngs(0), **options)(rows, None)[0, 0]
 
 
 def test_stick_breaking_is_its_product():
@@ -42,6 +47,27 @@ def test_stick_breaking_is_its_product():
                 expected = shares[i, j] * np.prod(left[i, j + 1 : i]) if j < i else 0.0
                 np.testing.assert_allclose(found[i, j], expected, rtol=1e-9, atol=1e-200)
             np.testing.assert_allclose(found[i].sum() + np.prod(left[i, :i]), 1.0, rtol=1e-12)
+
+
+def test_what_is_left_of_the_stick_may_be_given_to_the_own_value():
+    """All of it in the first row, which has no key before; the other weights are as they were, and so are gradients."""
+    scores, a = (3 * noise(LENGTH, LENGTH, seed=seed, dtype=jnp.float64) for seed in (0, 1))
+    whole, left = np.asarray(broken(scores, remainder=True)), np.asarray(jax.nn.sigmoid(-scores))
+    np.testing.assert_array_equal(np.tril(whole, -1), broken(scores))
+    np.testing.assert_allclose(np.diag(whole), [np.prod(row[:i]) for i, row in enumerate(left)], rtol=1e-12)
+    np.testing.assert_allclose(whole.sum(axis=1), 1.0, rtol=1e-12)
+    shares = jax.grad(lambda scores: jnp.sum(a * broken(scores)))(scores)
+    found = jax.grad(lambda scores: jnp.sum(a * broken(scores, remainder=True)))(scores)
+    rest = -np.tril((1 - left) * (np.diag(a) * np.diag(whole))[:, None], -1)
+    np.testing.assert_allclose(found, shares + rest, rtol=1e-9, atol=1e-12)
+
+
+def test_a_stick_given_out_whole_streams_and_keeps_documents_apart():
+    make = functools.partial(Attention, heads=2, weights=functools.partial(StickBreaking, remainder=True))
+    with jax.enable_x64(False):
+        subject = Subject(make, causal=True)
+        check_decoding(subject)
+        check_packing(subject, causal=True)
 
 
 def test_equal_scores_give_geometric_weights_and_very_low_ones_none():

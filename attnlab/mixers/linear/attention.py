@@ -13,8 +13,9 @@ from jaxtyping import Float, Int
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.counted import counts_apart, summable, with_sums_apart
+from attnlab.functional.documents import document_sizes
 from attnlab.functional.levels import levels_of, no_levels, read_by_level
-from attnlab.functional.normalizers import FloorNormalizer, SumNormalizer
+from attnlab.functional.normalizers import FloorNormalizer, RootGrowth, SumNormalizer
 from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed_beside_products
 from attnlab.functional.recurrences import carried, no_segment
@@ -76,6 +77,7 @@ class LinearAttention(Mixer):
         turn: Rope | NeighbourRope | None = None,
         scale: float | None = None,
         normalizer: SumNormalizer | FloorNormalizer | None = None,
+        growth: RootGrowth | None = None,
         norm: Callable[..., nnx.Module] | None = None,
         joint_norm: Callable[..., nnx.Module] | None = None,
         gate: Callable[..., nnx.Module] | None = None,
@@ -109,6 +111,8 @@ class LinearAttention(Mixer):
             a normalizer, and no levels.
           scale: factor of the queries; `None`: one over the square root of the feature channels.
           normalizer: divides by the sum of the weights; needs a feature map that is never negative.
+          growth: multiplies what it gives by a function of the number of keys: of the document, or causal of those up
+            to the query, by its position; needs a normalizer.
           norm: made as `norm(value_dim, rngs=)`, one for all heads, applied to each.
           joint_norm: made as `joint_norm(heads * value_dim, rngs=)`, applied to all heads together.
           gate: made as `gate(dim, features, rngs=)`; multiplies the read.
@@ -121,13 +125,16 @@ class LinearAttention(Mixer):
             raise UserError('levels divide the past; a bidirectional mixer needs levels=None')
         if turn is not None and (normalizer is None or levels is not None):
             raise UserError('turn rotates what is summed, not what divides it: it needs a normalizer, and levels=None')
+        if growth is not None and normalizer is None:
+            raise UserError('growth multiplies a mean, which a normalizer makes; give one, such as SumNormalizer()')
         key_dim = _head_channels('key', key_ratio, dim, heads) if key_dim is None else key_dim
         if values_per_key < 1:
             raise UserError(f'values_per_key of LinearAttention is {values_per_key}; it must be at least 1')
         memories = heads * values_per_key
         value_dim = _head_channels('value', value_ratio, dim, memories) if value_dim is None else value_dim
         self.heads, self.key_dim, self.value_dim, self.values_per_key = heads, key_dim, value_dim, values_per_key
-        self.position, self.turn, self.scale, self.normalizer = position, turn, scale, normalizer
+        self.position, self.turn, self.scale = position, turn, scale
+        self.normalizer, self.growth = normalizer, growth
         self.write, self.causal, self.implementation = write, causal, implementation
         self.query = Linear(dim, heads * key_dim, bias=bias, rngs=rngs)
         writes = write.steps * memories
@@ -188,7 +195,7 @@ class LinearAttention(Mixer):
                 y, memory = self.write(q, k, v, terms, state=before, **core)
         if state is not None:
             state = LinearAttentionState(memory, preludes, ctx.segments_or_ones()[:, -1])
-        return self.output(recomputed_beside_products(lambda y: self._read(y, x))(y)), state
+        return self.output(recomputed_beside_products(lambda y: self._read(y, x, ctx))(y)), state
 
     @property
     def _counts_apart(self) -> bool:
@@ -242,9 +249,13 @@ class LinearAttention(Mixer):
         log_decay = None if self.decay is None else self.decay(x)
         return (k, v, Terms(log_decay)) if self.gates is None else self.gates(x, k, v, log_decay)
 
-    def _read(self, y: Heads, x: Sequence) -> Float[Array, 'b t f']:
+    def _read(self, y: Heads, x: Sequence, ctx: Context) -> Float[Array, 'b t f']:
         if self.normalizer is not None:
             y = self.normalizer(y[..., :-1], y[..., -1]).astype(x.dtype)
+        if self.growth is not None:
+            keys = ctx.positions + 1 if self.causal else document_sizes(ctx.segments, *x.shape[:2])
+            factor = self.growth(keys.astype(wide_dtype(x.dtype)), self.value_dim)
+            y = (factor[..., None, None] * y).astype(x.dtype)
         if self.norm is not None:
             y = self.norm(y)
         y = y.reshape(*x.shape[:2], -1)

@@ -86,7 +86,7 @@ class RWKV6(Mixer):
     every channel, through a bottleneck, `u` the bonus of a token for itself, learned for every channel, `g` a gate with
     SiLU, and the norm that of every head with its mean. Peng et al. 2024, https://arxiv.org/abs/2404.05892.
 
-    Raises `UserError` for heads that do not divide the width, and for a `place` outside of [0, 1].
+    Raises `UserError` for heads that do not divide the width, and for `place` or `remaining` outside of [0, 1].
     """
 
     def __init__(
@@ -95,6 +95,8 @@ class RWKV6(Mixer):
         *,
         heads: int,
         place: float = 0.0,
+        remaining: float | None = None,
+        norm_gain: float = 1.0,
         rank: int = 64,
         mix_rank: int = 32,
         orthogonal: float | None = None,
@@ -108,6 +110,9 @@ class RWKV6(Mixer):
           heads: how many memories, each of `dim / heads` keys and values.
           place: of the layer in its model, from 0 for the first to 1 for the last; sets where decays, bonuses, and
             what is taken of the token before, start.
+          remaining: of all layers, how many are not below it, from 1 for the first to almost 0; sets where what is
+            taken of the token before starts; `None`: `1 - place`.
+          norm_gain: what the gains of the norm start at.
           rank: of the bottleneck of decays.
           mix_rank: of that of each mixture of tokens.
           orthogonal: the gain of the orthogonal maps that keys and gate start from; `None`: they start as other maps.
@@ -116,9 +121,12 @@ class RWKV6(Mixer):
         """
         if not 0 <= place <= 1:
             raise UserError(f'the place of RWKV6 is {place}; it must be from 0, the first layer, to 1, the last')
+        remaining = 1 - place if remaining is None else remaining
+        if not 0 <= remaining <= 1:
+            raise UserError(f'remaining of RWKV6 is {remaining}; it must be from 1, the first layer, to almost 0')
         self.heads, self.channels, self.implementation = heads, head_channels(dim, heads), implementation
         channel = jnp.arange(dim) / dim
-        steep, gentle = channel ** (1 - place), channel ** (0.5 * (1 - place))
+        steep, gentle = channel**remaining, channel ** (0.5 * remaining)
         start = jnp.stack([1 - steep, 1 - steep, 1 - steep - 0.3 * place, 1 - gentle, 1 - gentle])
         self.mixtures = TokenMixtures(dim, rank=mix_rank, start=start, rngs=rngs)
         narrow = fan_in_normal if orthogonal is None else nnx.initializers.orthogonal(orthogonal)
@@ -131,7 +139,7 @@ class RWKV6(Mixer):
         bonus = place * (1 - ramp) + 0.1 * ((jnp.arange(dim) + 1) % 3 - 1)
         shape = (heads, self.channels)
         self.bonus = param(starting_at(bonus.reshape(shape)), shape, axes=('heads', None), group='dynamics', rngs=rngs)
-        self.norm = GroupNorm(self.channels, heads=heads, eps=1e-5 * self.channels, rngs=rngs)
+        self.norm = GroupNorm(self.channels, heads=heads, eps=1e-5 * self.channels, gain=norm_gain, rngs=rngs)
         self.output = Linear(dim, dim, axes=('heads', 'embed'), rngs=rngs)
 
     def __call__(

@@ -64,7 +64,7 @@ class RWKV7(Mixer):
     the norm that of every head with its mean, and `p`, `u`, `c` learned for every channel. The state that is erased
     has not decayed yet. Peng et al. 2025, https://arxiv.org/abs/2503.14456.
 
-    Raises `UserError` for heads that do not divide the width, and for a `place` outside of [0, 1].
+    Raises `UserError` for heads that do not divide the width, and for `place` or `remaining` outside of [0, 1].
     """
 
     def __init__(
@@ -73,6 +73,8 @@ class RWKV7(Mixer):
         *,
         heads: int,
         place: float = 0.0,
+        remaining: float | None = None,
+        norm_gain: float = 1.0,
         rank: int | None = None,
         gate_rank: int | None = None,
         start: Literal['uniform', 'orthogonal'] = 'uniform',
@@ -84,8 +86,10 @@ class RWKV7(Mixer):
         Args:
           dim: model width.
           heads: how many memories, each of `dim / heads` keys and values.
-          place: of the layer in its model, from 0 for the first to 1 for the last; sets where decays, and what is taken
-            of the token before, start.
+          place: of the layer in its model, from 0 for the first to 1 for the last; sets where decays start.
+          remaining: of all layers, how many are not below it, from 1 for the first to almost 0; sets where what is
+            taken of the token before starts; `None`: `1 - place`.
+          norm_gain: what the gains of the norm start at.
           rank: of the bottlenecks of decay and rate; `None`: `2.5 sqrt(dim)` rounded to a multiple of 32, at least 32.
           gate_rank: of that of the gate; `None`: likewise with `5 sqrt(dim)`.
           start: of the maps of queries, keys and values: uniform within 1/2, 1/20 and 1/2 over the root of the width,
@@ -95,12 +99,15 @@ class RWKV7(Mixer):
         """
         if not 0 <= place <= 1:
             raise UserError(f'the place of RWKV7 is {place}; it must be from 0, the first layer, to 1, the last')
+        remaining = 1 - place if remaining is None else remaining
+        if not 0 <= remaining <= 1:
+            raise UserError(f'remaining of RWKV7 is {remaining}; it must be from 1, the first layer, to almost 0')
         self.heads, self.channels, self.implementation = heads, head_channels(dim, heads), implementation
         rank = _rank(2.5, dim) if rank is None else rank
         gate_rank = _rank(5.0, dim) if gate_rank is None else gate_rank
 
         def mixed(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
-            exponents = (1 - place) * jnp.asarray(EXPONENTS, dtype)
+            exponents = remaining * jnp.asarray(EXPONENTS, dtype)
             return 1 - (jnp.arange(dim, dtype=dtype) / dim)[None] ** exponents[:, None]
 
         self.mix = param(mixed, (len(EXPONENTS), dim), axes=(None, 'embed'), group='vector', rngs=rngs)
@@ -127,7 +134,7 @@ class RWKV7(Mixer):
         self.erased = started(0.71 - 0.1 * ramp)
         self.written = started(jnp.full(dim, 1.02))
         self.bonus = started(jnp.full(dim, -0.04))
-        self.norm = GroupNorm(self.channels, heads=heads, eps=1e-5 * self.channels, rngs=rngs)
+        self.norm = GroupNorm(self.channels, heads=heads, eps=1e-5 * self.channels, gain=norm_gain, rngs=rngs)
         self.output = Linear(dim, dim, axes=('heads', 'embed'), rngs=rngs)
 
     def __call__(

@@ -121,7 +121,7 @@ MAPS = {
     'stick_breaking': attention_with(
         'Tan et al. 2024, https://arxiv.org/abs/2410.17980',
         'Without positions: weights go by order. What is left of the stick reads nothing; the paper also has a form '
-        'that gives it to the own value. Holds whole rows.',
+        'that gives it to the own value: weights.remainder=true. Holds whole rows.',
         claims={'implementations': (), 'sequence': False, 'bidirectional': False},
         position=None,
         weights=spec(StickBreaking),

@@ -12,7 +12,7 @@ from flax import nnx
 from attnlab.config import build, spec
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.functional.normalizers import SumNormalizer
+from attnlab.functional.normalizers import RootGrowth, SumNormalizer
 from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.linear.write import Delta
 from attnlab.nn.decays import LowRankDecay, SlopeDecay
@@ -25,6 +25,7 @@ from attnlab.nn.feature_maps import (
     SignedExponentials,
     SquaredProduct,
     Taylor,
+    UnitTaylor,
 )
 from attnlab.nn.gates import OutputGate, Terms, TiedKeys, WriteStrength
 from attnlab.nn.levels import LevelWeights
@@ -135,16 +136,23 @@ def hgrn2(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
 
 
 def weighted(
-    mixer: LinearAttention, x: np.ndarray, weight: Weight, eps: float, added: bool = False, causal: bool = True
+    mixer: LinearAttention,
+    x: np.ndarray,
+    weight: Weight,
+    eps: float,
+    added: bool = False,
+    causal: bool = True,
+    grown: bool = False,
 ) -> np.ndarray:
     """Values averaged by `weight(q_t, k_s, h, t - s)`, all pairs of queries and keys that are seen."""
     q, k, v = (heads(apply(linear, x)) for linear in (mixer.query, mixer.key, mixer.value))
     out = np.zeros_like(v)
     for h in range(HEADS):
         for t in range(len(x)):
-            seen = t + 1 if causal else len(x)
-            weights = np.asarray([weight(q[t], k[s], h, t - s) for s in range(seen)])
-            out[t, h] = weights @ v[:seen, h] / (weights.sum() + eps if added else max(weights.sum(), eps))
+            count = t + 1 if causal else len(x)
+            weights = np.asarray([weight(q[t], k[s], h, t - s) for s in range(count)])
+            out[t, h] = weights @ v[:count, h] / (weights.sum() + eps if added else max(weights.sum(), eps))
+            out[t, h] *= np.sqrt(count / v.shape[-1]) if grown else 1
     return apply(mixer.output, out.reshape(len(x), -1))
 
 
@@ -263,7 +271,7 @@ def based(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     return weighted(mixer, x, weight, eps=1e-12)
 
 
-def taylorshift(mixer: LinearAttention, x: np.ndarray, causal: bool = True) -> np.ndarray:
+def taylorshift(mixer: LinearAttention, x: np.ndarray, **forms: bool) -> np.ndarray:
     """The direct form, over all pairs."""
     temperature = np.asarray(mixer.feature_map.temperature[...], np.float64)
 
@@ -271,7 +279,7 @@ def taylorshift(mixer: LinearAttention, x: np.ndarray, causal: bool = True) -> n
         score = temperature[h] * q[h] @ k[h] / np.linalg.norm(q[h]) / np.linalg.norm(k[h])
         return 1 + score + score**2 / 2
 
-    return weighted(mixer, x, weight, eps=0.0, causal=causal)
+    return weighted(mixer, x, weight, eps=0.0, **forms)
 
 
 @pytest.mark.parametrize(
@@ -309,6 +317,21 @@ def test_retnet_may_rotate_as_in_its_released_code():
     check_layer('retnet', retnet, position=NeighbourRope())
     with pytest.raises(UserError, match='NeighbourRope rotates pairs in each of 2 parts of 6 channels; 4 must divide'):
         NeighbourRope(parts=2).rotate(jnp.zeros((1, 1, 1, 6)), jnp.zeros((1, 1), jnp.int32))
+
+
+@pytest.mark.parametrize('causal', [True, False])
+def test_taylorshift_may_grow_with_the_root_of_the_keys_over_channels(causal: bool):
+    """As the models of the paper."""
+    equations = functools.partial(taylorshift, causal=causal, grown=True)
+    check_layer('taylorshift', equations, growth=RootGrowth(), causal=causal)
+
+
+def test_what_grows_streams_and_needs_a_mean():
+    made = functools.partial(LinearAttention, heads=4, feature_map=UnitTaylor, normalizer=SumNormalizer())
+    with jax.enable_x64(False):
+        check_decoding(Subject(functools.partial(made, growth=RootGrowth()), causal=True))
+    with pytest.raises(UserError, match='growth multiplies a mean, which a normalizer makes'):
+        made(DIM, normalizer=None, growth=RootGrowth(), rngs=nnx.Rngs(0))
 
 
 @pytest.mark.parametrize('causal', [True, False])

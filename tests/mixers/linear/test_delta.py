@@ -97,11 +97,15 @@ def log_linear_gated_delta_net(mixer: LinearAttention, x: np.ndarray) -> np.ndar
     return gated_output(mixer, out, x)
 
 
-def kda(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+def kda(mixer: LinearAttention, x: np.ndarray, floor: float | None = None) -> np.ndarray:
     q, k, v = convolved(mixer, x)
     A, bias = (np.asarray(a[...], np.float64) for a in (mixer.decay.A_log, mixer.decay.step_size.bias))
-    step = softplus(apply(mixer.decay.up, apply(mixer.decay.down, x)) + bias)
-    decay = np.exp(-np.exp(A)[:, None] * step.reshape(k.shape))
+    step = (apply(mixer.decay.up, apply(mixer.decay.down, x)) + bias).reshape(k.shape)
+    if floor is None:
+        decay = np.exp(-np.exp(A)[:, None] * softplus(step))
+    else:
+        decay = np.exp(floor * sigmoid(np.exp(A)[:, None] * step))
+        assert decay.min() > np.exp(floor)
     out = delta(unit(q), unit(k), v, sigmoid(apply(mixer.gates.linear, x)), decay)
     gate = sigmoid(apply(mixer.gate.up, apply(mixer.gate.down, x)))
     return apply(mixer.output, normed(mixer, out) * gate)
@@ -317,6 +321,17 @@ def test_the_layer_is_that_of_the_paper():
     check_layer('gated_delta_net', gated_delta_net)
     check_layer('kda', kda)
     check_layer('gated_delta_product', gated_delta_product)
+
+
+def test_decays_of_kda_may_have_a_floor():
+    """As the safe gate of released code, whose rates start at one."""
+    bounded = build(spec(LowRankStepDecay, floor=-5.0))
+    made = bounded(DIM, heads=HEADS, key_dim=4, rngs=nnx.Rngs(0))
+    assert not made.A_log[...].any() and made(-1e3 * jnp.ones((1, 1, DIM))).min() >= -5.0
+    check_layer('kda', functools.partial(kda, floor=-5.0), decay=bounded)
+    for floor in (0.0, -np.inf):
+        with pytest.raises(UserError, match=rf'the floor of LowRankStepDecay is {floor}; it must be None or below 0'):
+            LowRankStepDecay(DIM, heads=HEADS, key_dim=4, floor=floor, rngs=nnx.Rngs(0))
 
 
 def test_the_write_strength_can_reach_two():

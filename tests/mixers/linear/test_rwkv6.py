@@ -76,8 +76,19 @@ def test_the_start_is_that_of_the_released_code():
     np.testing.assert_allclose(mixer.bonus[...][0, :3], [0.5, 0.5 * 6 / 7 + 0.1, 0.5 * 5 / 7 - 0.1], rtol=1e-5)
 
 
+def test_layers_start_by_their_place_as_in_the_released_code():
+    """The third of four: mixtures by the layers that remain, that of values by the place too, gains below one."""
+    third = RWKV6(8, heads=2, place=2 / 3, remaining=0.5, norm_gain=0.75**0.7, rngs=nnx.Rngs(0))
+    steep, gentle = 1 - 0.25**0.5, 1 - 0.25**0.25
+    np.testing.assert_allclose(third.mixtures.mix[...][:, 2], [steep, steep, steep - 0.2, gentle, gentle], rtol=1e-6)
+    np.testing.assert_allclose(third.decay.start[...][3], -6 + 5 * (3 / 7) ** (0.7 + 1.3 * 2 / 3), rtol=1e-6)
+    np.testing.assert_allclose(third.norm.scale[...], np.full((2, 4), 0.75**0.7), rtol=1e-6)
+
+
 def test_errors():
     with pytest.raises(UserError, match=r'heads is 3; it must divide dim, which is 8$'):
         RWKV6(8, heads=3, rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match='the place of RWKV6 is 2'):
         RWKV6(8, heads=2, place=2.0, rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match=r'remaining of RWKV6 is 1\.5'):
+        RWKV6(8, heads=2, remaining=1.5, rngs=nnx.Rngs(0))

@@ -78,8 +78,19 @@ def test_the_start_is_that_of_the_released_code():
     assert not first.rate.down.weight[...].any()
 
 
+def test_layers_start_by_their_place_as_in_the_released_code():
+    """The third of four: mixtures by the layers that remain, decays by the place, gains of the norm below one."""
+    third = RWKV7(8, heads=2, place=2 / 3, remaining=0.5, norm_gain=0.75**0.7, rngs=nnx.Rngs(0))
+    mixtures = [1 - (3 / 8) ** (each * 0.5) for each in (0.2, 0.9, 0.7, 0.7, 0.9, 0.2)]
+    np.testing.assert_allclose(third.mix[...][:, 3], mixtures, rtol=1e-6)
+    np.testing.assert_allclose(third.decay.start[...][3], -3 + 6 * (3 / 7) ** (1 + (2 / 3) ** 0.3), rtol=1e-6)
+    np.testing.assert_allclose(third.norm.scale[...], np.full((2, 4), 0.75**0.7), rtol=1e-6)
+
+
 def test_errors():
     with pytest.raises(UserError, match=r'heads is 3; it must divide dim, which is 8$'):
         RWKV7(8, heads=3, rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match='the place of RWKV7 is 2'):
         RWKV7(8, heads=2, place=2.0, rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match=r'remaining of RWKV7 is -0\.5'):
+        RWKV7(8, heads=2, remaining=-0.5, rngs=nnx.Rngs(0))

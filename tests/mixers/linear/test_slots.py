@@ -83,7 +83,14 @@ def raven(mixer: GatedSlots, x: np.ndarray) -> np.ndarray:
     decay = mixer.forget.decay
     A, bias = (np.asarray(each[...], np.float64) for each in (decay.A_log, decay.step_size.bias))
     fade = -np.exp(A) * softplus(apply(decay.linear, x) + bias)
-    return read(mixer, q, k, v, np.exp(fade[..., None] * routed(heads(apply(mixer.forget.router, x)))))
+    weigh = routed if mixer.forget.scores == 'sigmoid' else softened
+    return read(mixer, q, k, v, np.exp(fade[..., None] * weigh(heads(apply(mixer.forget.router, x)))))
+
+
+def softened(logits: np.ndarray, chosen: int = 2) -> np.ndarray:
+    """A softmax over all slots, of which the `chosen` greatest are left."""
+    weights = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    return np.where(logits >= np.sort(logits, axis=-1)[..., -chosen, None], weights, 0)
 
 
 def routed(logits: np.ndarray, chosen: int = 2) -> np.ndarray:
@@ -119,6 +126,9 @@ def test_raven_is_that_of_the_paper():
 
 
 def test_raven_has_what_its_released_code_offers():
+    check_layer('raven', raven, slots=5, gates=build(spec(RoutedGates, chosen=2, scores='softmax')))
+    with pytest.raises(UserError, match="scores is 'relu'; it must be 'sigmoid' or 'softmax'"):
+        build(spec(RoutedGates, scores='relu'))
     gates = build(spec(RoutedGates, chosen=2, decay=spec(ChannelDecay)))
     check_layer('raven', offered, slots=5, gates=gates, position=Rope(), gate=build(spec(OutputGate)))
     with pytest.raises(UserError, match='temperature of ChannelDecay is 0'):
