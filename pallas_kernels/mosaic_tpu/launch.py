@@ -21,6 +21,11 @@ def factor_type(*arrays: jax.Array) -> jnp.dtype:
     return dtype if dtype == jnp.bfloat16 else jnp.dtype(jnp.float32)
 
 
+def widened(array: jax.Array) -> jax.Array:
+    """The array as a kernel can load it: TPUs have no vectors of float16, which becomes float32."""
+    return array.astype(jnp.float32) if array.dtype == jnp.float16 else array
+
+
 def call(
     body: Callable[..., None],
     here: Target,

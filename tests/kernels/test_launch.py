@@ -101,6 +101,18 @@ def test_a_kernel_says_what_it_is(core, on_hopper):
         assert str(equation.params.get('name')).startswith(subjects)
 
 
+@pytest.mark.parametrize('core', [core for core in CORES if core not in HOPPER_ALONE])
+def test_no_kernel_for_a_tpu_is_given_float16(core):
+    """There are no vectors of it, which only the compiler says."""
+    call = first(core)
+    halves = {
+        name: jax.ShapeDtypeStruct(x.shape, jnp.float16) if jnp.issubdtype(x.dtype, jnp.floating) else x
+        for name, x in call.arrays.items()
+    }
+    for equation in kernels(core, target.TPU_V5E, Call(halves, call.options)):
+        assert not [x for x in (*equation.invars, *equation.outvars) if x.aval.dtype == jnp.float16]
+
+
 @pytest.mark.parametrize(
     ('here', 'core', 'name'),
     [
