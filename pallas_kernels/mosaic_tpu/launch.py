@@ -14,6 +14,14 @@ from pallas_kernels.target import Target
 LANES = 128
 """The last dimension of a register: that of a block is a multiple of it, or the whole."""
 
+OLDER = ('TPU v2', 'TPU v3', 'TPU v4', 'TPU v4 lite')
+"""JAX's names of the kinds before v5e: they have 16 MiB of VMEM, and up to v3 no products of bfloat16 in kernels."""
+
+
+def generation_refusal(here: Target) -> str | None:
+    """The reason why a device is too old for kernels, or `None`."""
+    return f'the device is a {here.kind}; expected TPU v5e or later' if here.kind in OLDER else None
+
 
 def factor_type(*arrays: jax.Array) -> jnp.dtype:
     """The type of the factors of a product: there is no matrix unit for other 16-bit numbers than bfloat16."""

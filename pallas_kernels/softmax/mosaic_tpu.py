@@ -24,7 +24,7 @@ from pallas_kernels.target import Target
 
 def refusal(here: Target, x: jax.Array) -> str | None:
     """The reason why the call cannot be served, or `None`."""
-    return rows_refusal(x)
+    return launch.generation_refusal(here) or rows_refusal(x)
 
 
 @functools.lru_cache

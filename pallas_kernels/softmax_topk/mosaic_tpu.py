@@ -19,7 +19,7 @@ from pallas_kernels.target import Target
 
 def refusal(here: Target, x: jax.Array, k: int) -> str | None:
     """The reason why the call cannot be served, or `None`."""
-    return selection.refusal(x, k)
+    return launch.generation_refusal(here) or selection.refusal(x, k)
 
 
 @functools.lru_cache

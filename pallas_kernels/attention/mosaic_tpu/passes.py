@@ -16,7 +16,7 @@ from pallas_kernels.attention.mosaic_tpu.gradients import pull_bias, pull_keys, 
 from pallas_kernels.attention.mosaic_tpu.output import follow, read
 from pallas_kernels.attention.mosaic_tpu.sweep import Call, Part, Parts, call_of
 from pallas_kernels.attention.problem import Operands, Rule, segments_refusal
-from pallas_kernels.mosaic_tpu.launch import factor_type
+from pallas_kernels.mosaic_tpu.launch import factor_type, generation_refusal
 from pallas_kernels.target import Target
 
 CHANNELS = 16
@@ -51,7 +51,7 @@ def refusal(here: Target, rule: Rule, operands: Operands) -> str | None:
     pairs = sum(map(len, call.visible()))
     if pairs > LONGEST:
         return f'its queries see {pairs} pairs of tiles; expected at most {LONGEST}, from shorter rows or a window'
-    return None
+    return generation_refusal(here)
 
 
 def forward(here: Target, rule: Rule, operands: Operands, given: Statistics) -> vjp.Residuals:
