@@ -20,7 +20,7 @@ from attnlab.errors import UserError
 from pallas_kernels import target
 
 TPUS = {
-    'v4': ((1, 2, 2), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8)),
+    'v4': ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8)),
     'v5e': ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
     'v5p': ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8), (8, 8, 16)),
     'tpu7x': ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8)),
@@ -117,9 +117,11 @@ def find(name: str) -> Topology:
     if not re.fullmatch(r'\w+:\d+(x\d+)*', name):
         raise UserError(f'there is no topology {name!r}; {_meant(name)}')
     find_libtpu()
+    # By default libtpu has two devices a chip of a v4, of which JAX makes no mesh.
+    options = {'chip_config_name': 'megacore'} if name.startswith('v4:') else {}
     try:
         with _silent():
-            devices: Any = topologies.get_topology_desc(platform='tpu', topology_name=name).devices
+            devices: Any = topologies.get_topology_desc(platform='tpu', topology_name=name, **options).devices
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         reason = str(error).partition('\n')[0]
         raise UserError(f'there is no topology {name!r}; {_meant(name)} ({reason})') from error

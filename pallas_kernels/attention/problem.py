@@ -156,6 +156,14 @@ def rounded_off(gates: jax.Array, total: jax.Array, starts: jax.Array) -> jax.Ar
     return (whole - total) + part
 
 
+def segments_refusal(operands: Operands) -> str | None:
+    """The reason why kernels, which compare the numbers of documents in 32 bits, cannot serve a call, or `None`."""
+    for segments in (operands.query_segments, operands.key_segments):
+        if segments is not None and segments.dtype.itemsize > 4:
+            return f'segments have type {segments.dtype}; expected 32 bits at most'
+    return None
+
+
 def canonical_extras(temperature: jax.Array | None, sink_scores: jax.Array | None, h: int, g: int) -> Extras:
     """Arranges the arguments of `api.attention` that the forms do not see."""
     if temperature is not None:

@@ -67,4 +67,5 @@ def real() -> dict[str, drawing.Call]:
         'logits of a large vocabulary, float32': drawing.Call(
             {'x': jax.ShapeDtypeStruct((2048, 262144), jnp.float32)}, {}
         ),
+        'scores, float16': drawing.Call({'x': jax.ShapeDtypeStruct(shapes['scores'], jnp.float16)}, {}),
     }

@@ -64,6 +64,7 @@ def real() -> dict[str, drawing.Call]:
         'logits': ((8192, 50304), jnp.bfloat16, 8),
         'GPT-2 logits': ((8192, 50257), jnp.bfloat16, 64),
         'one token': ((1, 262144), jnp.float32, 64),
+        'logits, float16': ((8192, 50304), jnp.float16, 8),
     }
     return {
         name: drawing.Call({'x': jax.ShapeDtypeStruct(shape, dtype)}, {'k': k})

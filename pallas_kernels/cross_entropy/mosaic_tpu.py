@@ -33,7 +33,7 @@ def refusal(here: Target, hidden: jax.Array, embedding: jax.Array) -> str | None
         return f'logits are computed in {dtype}; expected arguments of at most float32'
     if tiling.cross_entropy_tpu(n, d, o, launch.factor_type(hidden, embedding).itemsize) is None:
         return f'd is {d}, and VMEM cannot hold two tiles of 128 rows; expected less'
-    return None
+    return launch.generation_refusal(here)
 
 
 @functools.lru_cache

@@ -37,7 +37,7 @@ def form(here: Target) -> Callable[[jax.Array, jax.Array, jax.Array, bool], vjp.
 
 def refusal(here: Target, x: jax.Array, decay: jax.Array, state: jax.Array) -> str | None:
     """The reason why the call cannot be served, or `None`."""
-    return kernels.refusal(x, decay, state)
+    return launch.generation_refusal(here) or kernels.refusal(x, decay, state)
 
 
 def _scan(here: Target, x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool, step: Step) -> vjp.Outputs:

@@ -14,11 +14,24 @@ from pallas_kernels.target import Target
 LANES = 128
 """The last dimension of a register: that of a block is a multiple of it, or the whole."""
 
+OLDER = ('TPU v2', 'TPU v3', 'TPU v4', 'TPU v4 lite')
+"""JAX's names of the kinds before v5e: they have 16 MiB of VMEM, and up to v3 no products of bfloat16 in kernels."""
+
+
+def generation_refusal(here: Target) -> str | None:
+    """The reason why a device is too old for kernels, or `None`."""
+    return f'the device is a {here.kind}; expected TPU v5e or later' if here.kind in OLDER else None
+
 
 def factor_type(*arrays: jax.Array) -> jnp.dtype:
     """The type of the factors of a product: there is no matrix unit for other 16-bit numbers than bfloat16."""
     dtype = jnp.result_type(*arrays)
     return dtype if dtype == jnp.bfloat16 else jnp.dtype(jnp.float32)
+
+
+def widened(array: jax.Array) -> jax.Array:
+    """The array as a kernel can load it: TPUs have no vectors of float16, which becomes float32."""
+    return array.astype(jnp.float32) if array.dtype == jnp.float16 else array
 
 
 def call(

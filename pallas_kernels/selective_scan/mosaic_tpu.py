@@ -41,7 +41,7 @@ def form(here: Target) -> Callable[[Operands, jax.Array | None], Outputs]:
 
 def refusal(here: Target, operands: Operands) -> str | None:
     """The reason why the call cannot be served, or `None`."""
-    return kernels.refusal(operands, MOST)
+    return launch.generation_refusal(here) or kernels.refusal(operands, MOST)
 
 
 class Arrays(NamedTuple):

@@ -24,7 +24,7 @@ from pallas_kernels.target import Target
 
 def refusal(here: Target, x: jax.Array) -> str | None:
     """The reason why the call cannot be served, or `None`."""
-    return rows_refusal(x)
+    return launch.generation_refusal(here) or rows_refusal(x)
 
 
 @functools.lru_cache
@@ -52,10 +52,11 @@ def _backward(here: Target, y: jax.Array, dy: jax.Array) -> jax.Array:
 def _sweeps(
     here: Target, body: Callable[..., None], arrays: tuple[jax.Array, ...], *, name: str, cost: Cost, statistics: int
 ) -> jax.Array:
-    n, o = arrays[0].shape
+    (n, o), dtype = arrays[0].shape, arrays[0].dtype
+    arrays = tuple(launch.widened(array) for array in arrays)
     tile = tiling.softmax_tpu(n, o)
     columns = pl.cdiv(o, tile.columns)
-    return launch.call(
+    run = launch.call(
         functools.partial(body, o % tile.columns),
         here,
         name=name,
@@ -69,7 +70,8 @@ def _sweeps(
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=('parallel', 'arbitrary', 'arbitrary'), vmem_limit_bytes=tiling.VMEM
         ),
-    )(*arrays)
+    )
+    return run(*arrays).astype(dtype)
 
 
 def _weights(ragged: int, x_ref: Any, *refs: Any) -> None:

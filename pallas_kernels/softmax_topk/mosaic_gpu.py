@@ -19,7 +19,11 @@ from pallas_kernels.target import Target
 
 def refusal(here: Target, x: jax.Array, k: int) -> str | None:
     """The reason why the call cannot be served, or `None`."""
-    return selection.refusal(x, k) or launch.capability_refusal(here)
+    reason = selection.refusal(x, k) or launch.capability_refusal(here)
+    if reason is not None:
+        return reason
+    rows = _searched(x.size // x.shape[-1], x.shape[-1], x.dtype.itemsize)
+    return launch.grid_refusal(tiles=rows.tiles, rows=rows.blocks)
 
 
 @functools.lru_cache
@@ -43,13 +47,19 @@ def _sweep(here: Target, x: jax.Array, k: int) -> vjp.Largest:
     return vjp.Largest(*(array.reshape(*x.shape[:-1], -1) for array in found))
 
 
+def _searched(n: int, o: int, itemsize: int) -> TiledRows:
+    """Rows `n o` as kernels search them: one for each warp, and no tile of fewer columns than are asked for."""
+    n, o = max(n, 4), max(o, selection.MOST)
+    return TiledRows(n, o, tiling.softmax_topk_hopper(n, o, itemsize))
+
+
 def _tiles(here: Target, x: jax.Array, k: int) -> list[jax.Array]:
     """The scores and indices of the largest of each tile, `n tiles w`; number k of the scores is the tile's sum."""
     n, o = x.shape
-    # A row for each warp, and no tile of fewer columns than are asked for: what fills one is no entry of the row.
-    length, width = max(o, selection.MOST), pl.cdiv(k + 1, 32) * 32
-    x = jnp.pad(x, ((0, max(0, 4 - n)), (0, length - o)))
-    rows = TiledRows(x.shape[0], length, tiling.softmax_topk_hopper(x.shape[0], length, x.dtype.itemsize))
+    width = pl.cdiv(k + 1, 32) * 32
+    rows = _searched(n, o, x.dtype.itemsize)
+    # What fills a tile is no entry of the row.
+    x = jnp.pad(x, ((0, rows.n - n), (0, rows.o - o)))
     kept = TiledRows(x.shape[0], rows.tiles * width, tiling.WarpsTile(rows.tile.rows, width, 1, 1))
     found = launch.kernel(
         functools.partial(_tile, o, k, rows, kept),

@@ -19,7 +19,7 @@ from pallas_kernels.target import Target
 
 def refusal(here: Target, x: jax.Array, k: int) -> str | None:
     """The reason why the call cannot be served, or `None`."""
-    return selection.refusal(x, k)
+    return launch.generation_refusal(here) or selection.refusal(x, k)
 
 
 @functools.lru_cache
@@ -37,7 +37,7 @@ def _replace(array: jax.Array, indices: jax.Array, entries: jax.Array) -> jax.Ar
 
 
 def _sweep(here: Target, x: jax.Array, k: int) -> vjp.Largest:
-    rows = x.reshape(-1, x.shape[-1])
+    rows = launch.widened(x.reshape(-1, x.shape[-1]))
     n, o = rows.shape
     tile = tiling.softmax_topk_tpu(n, o)
     scores, indices = launch.call(

@@ -26,6 +26,8 @@ from pallas_kernels import (
     TaylorSoftmax,
     attention,
     checking_values,
+    dispatch,
+    target,
     tiling,
     visible_counts,
 )
@@ -555,6 +557,15 @@ ZEROS = jnp.zeros((2, 5, 4, 8))
 def test_errors(arguments, error, message):
     with pytest.raises(error, match=message):
         attention(**{'q': ZEROS, 'k': ZEROS, 'v': ZEROS, **arguments})
+
+
+@pytest.mark.parametrize('implementation', dispatch.PLATFORM)
+def test_kernels_refuse_numbers_of_documents_that_they_would_cut(implementation):
+    q = jnp.zeros((1, 4, 2, 64), jnp.bfloat16)
+    with jax.enable_x64(True), target.compiling_for(target.interpreted(implementation)):
+        segments = jnp.array([[5, 5, 5 + 2**32, 5 + 2**32]])
+        with pytest.raises(NotImplementedError, match='segments have type int64; expected 32 bits at most'):
+            attention(q, q, q, segments=segments, implementation=implementation)
 
 
 @pytest.mark.parametrize(('way', 'implementation', 'packed'), [('blocks', 'xla', False), ('dense', 'reference', True)])

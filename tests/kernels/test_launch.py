@@ -14,6 +14,7 @@ import pallas_kernels
 from pallas_kernels import dispatch, target
 from pallas_kernels.cases.drawing import Call
 from pallas_kernels.mosaic_gpu import launch, stream
+from pallas_kernels.mosaic_tpu import launch as launch_tpu
 
 CORES = (
     'attention',
@@ -99,6 +100,41 @@ def test_a_kernel_says_what_it_is(core, on_hopper):
     on_tpu = [] if core in HOPPER_ALONE else kernels(core, target.TPU_V5E, first(core))
     for equation in (*on_hopper[core], *on_tpu):
         assert str(equation.params.get('name')).startswith(subjects)
+
+
+@pytest.mark.parametrize('core', [core for core in CORES if core not in HOPPER_ALONE])
+def test_no_kernel_for_a_tpu_is_given_float16(core):
+    """There are no vectors of it, which only the compiler says."""
+    call = first(core)
+    halves = {
+        name: jax.ShapeDtypeStruct(x.shape, jnp.float16) if jnp.issubdtype(x.dtype, jnp.floating) else x
+        for name, x in call.arrays.items()
+    }
+    for equation in kernels(core, target.TPU_V5E, Call(halves, call.options)):
+        assert not [x for x in (*equation.invars, *equation.outvars) if x.aval.dtype == jnp.float16]
+
+
+@pytest.mark.parametrize('core', [core for core in CORES if core not in HOPPER_ALONE])
+def test_no_kernel_serves_a_tpu_before_v5e(core):
+    call = first(core)
+    constant = {name: value for name, value in call.options.items() if hasattr(value, 'shape')}
+    options = {name: value for name, value in call.options.items() if name not in constant}
+    with target.compiling_for(target.Target('tpu', 'TPU v4')), dispatch.ledger() as entries:
+        jax.eval_shape(lambda arrays: getattr(pallas_kernels, core)(**arrays, **options), {**call.arrays, **constant})
+    assert {entry.implementation for entry in entries} == {'xla'}
+    for entry in entries:
+        assert dict(entry.refused)['mosaic_tpu'] == 'the device is a TPU v4; expected TPU v5e or later'
+
+
+def test_kinds_of_tpus_are_told_apart():
+    """By the names that JAX has for them (`jax/_src/mesh_utils.py`)."""
+    kinds = {
+        True: ('TPU v2', 'TPU v3', 'TPU v4', 'TPU v4 lite'),
+        False: ('TPU v5 lite', 'TPU v5e', 'TPU v5', 'TPU v5p', 'TPU v6 lite', 'TPU7x', 'TPU8i'),
+    }
+    for refused, names in kinds.items():
+        for kind in names:
+            assert (launch_tpu.generation_refusal(target.Target('tpu', kind)) is not None) == refused, kind
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,14 @@ def test_errors(arguments, error, message):
         softmax_topk(**{'x': jnp.zeros((2, 3)), 'k': 2, **arguments})
 
 
+def test_a_row_of_more_tiles_than_a_grid_has_blocks_is_refused():
+    with target.compiling_for(target.H100), dispatch.ledger() as entries:
+        for columns in (65535 * 1024, 65535 * 1024 + 1):
+            jax.eval_shape(functools.partial(softmax_topk, k=4), jax.ShapeDtypeStruct((1, columns), jnp.float32))
+    assert [entry.implementation for entry in entries] == ['mosaic_gpu', 'xla']
+    assert 'the grid is tiles=65536, rows=1; expected at most 65535 for tiles' in dict(entries[1].refused).values()
+
+
 @pytest.mark.parametrize('implementation', dispatch.PLATFORM)
 def test_kernels_refuse_what_they_cannot_serve(implementation):
     with target.compiling_for(target.interpreted(implementation)):

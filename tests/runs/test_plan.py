@@ -7,6 +7,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import types
 
 import jax
 import pytest
@@ -174,7 +175,8 @@ def test_what_the_compiler_lacks_is_said_by_how_much():
 
 
 @pytest.mark.parametrize(
-    ('name', 'near'), [('v5p:3x3x7', 'v5p:4x4x4'), ('v5:2x2', 'v5'), ('h100:8', 'H100x8'), ('v6:4x4', 'v6e:4x4')]
+    ('name', 'near'),
+    [('v5p:3x3x7', 'v5p:4x4x4'), ('v5:2x2', 'v5'), ('h100:8', 'H100x8'), ('v6:4x4', 'v6e:4x4'), ('v4:4', 'v4:2x2x1')],
 )
 def test_the_nearest_topology_is_named(name, near):
     assert topologies.nearest_topology(name).startswith(near)
@@ -200,6 +202,17 @@ def test_a_topology_that_the_compiler_does_not_know_is_refused_in_one_line(monke
     monkeypatch.setattr(topologies.topologies, 'get_topology_desc', refuse)
     with pytest.raises(UserError, match=r"^there is no topology 'v5e:3x5'; the nearest is v5e:4x4 \(.* by 2x2x1\)$"):
         topologies.find('v5e:3x5')
+
+
+@pytest.mark.parametrize(('name', 'options'), [('v4:2x2x1', {'chip_config_name': 'megacore'}), ('v5e:2x2', {})])
+def test_a_device_is_what_jax_makes_meshes_of(name, options, monkeypatch):
+    def describe(platform, topology_name, **given):
+        assert given == options
+        return types.SimpleNamespace(devices=jax.devices())
+
+    monkeypatch.setattr(topologies, 'find_libtpu', lambda: None)
+    monkeypatch.setattr(topologies.topologies, 'get_topology_desc', describe)
+    assert topologies.find(name).devices == tuple(jax.devices())
 
 
 @pytest.mark.parametrize(

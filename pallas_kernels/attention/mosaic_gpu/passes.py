@@ -21,7 +21,7 @@ from pallas_kernels.attention.mosaic_gpu.key_gradients_sm90 import KeyGradients,
 from pallas_kernels.attention.mosaic_gpu.known import Known
 from pallas_kernels.attention.mosaic_gpu.query_gradients_sm90 import QueryGradients, query_gradients
 from pallas_kernels.attention.mosaic_gpu.sm90 import PAD, Arrays, Call
-from pallas_kernels.attention.problem import Operands, Rule, join_heads, split_heads
+from pallas_kernels.attention.problem import Operands, Rule, join_heads, segments_refusal, split_heads
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.mosaic_gpu.padding import to_multiples
 from pallas_kernels.target import Target
@@ -61,9 +61,9 @@ def refusal(here: Target, rule: Rule, operands: Operands) -> str | None:
         )
     if operands.dtype() != jnp.float32:
         return f'the call is computed in {operands.dtype()}; expected float32'
-    for segments in (operands.query_segments, operands.key_segments):
-        if segments is not None and segments.dtype.itemsize > 4:
-            return f'segments have type {segments.dtype}; expected 32 bits at most'
+    reason = segments_refusal(operands)
+    if reason is not None:
+        return reason
     if 0 in (b, t, s, k, v):
         return f'b={b}, t={t}, s={s}, k={k} and v={v}; expected none of them 0'
     grid = launch.grid_refusal(b=b, h=g * r, rows=-(-max(t, s) // PAD))

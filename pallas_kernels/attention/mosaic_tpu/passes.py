@@ -15,8 +15,8 @@ from pallas_kernels.attention.mosaic_tpu.blocks import named
 from pallas_kernels.attention.mosaic_tpu.gradients import pull_bias, pull_keys, pull_queries
 from pallas_kernels.attention.mosaic_tpu.output import follow, read
 from pallas_kernels.attention.mosaic_tpu.sweep import Call, Part, Parts, call_of
-from pallas_kernels.attention.problem import Operands, Rule
-from pallas_kernels.mosaic_tpu.launch import factor_type
+from pallas_kernels.attention.problem import Operands, Rule, segments_refusal
+from pallas_kernels.mosaic_tpu.launch import factor_type, generation_refusal
 from pallas_kernels.target import Target
 
 CHANNELS = 16
@@ -42,13 +42,16 @@ def refusal(here: Target, rule: Rule, operands: Operands) -> str | None:
     """The reason why the kernels cannot serve a call, or `None`."""
     if operands.dtype() != jnp.float32:
         return f'it is computed in {operands.dtype()}; expected operands of at most 32 bits'
+    reason = segments_refusal(operands)
+    if reason is not None:
+        return reason
     call = call_of(here, rule, operands)
     if 0 in (*call.sizes.values(), operands.v.shape[3]):
         return 'there is nothing to compute; expected at least one row, head, query, key and channel of values'
     pairs = sum(map(len, call.visible()))
     if pairs > LONGEST:
         return f'its queries see {pairs} pairs of tiles; expected at most {LONGEST}, from shorter rows or a window'
-    return None
+    return generation_refusal(here)
 
 
 def forward(here: Target, rule: Rule, operands: Operands, given: Statistics) -> vjp.Residuals:

@@ -16,6 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels import tiling
 from pallas_kernels.cost import CallCost, Passes
 from pallas_kernels.matrix_state.differentiation import Arrays
+from pallas_kernels.mosaic_tpu import launch
 from pallas_kernels.target import Target
 
 LARGEST_STATE = 2**18
@@ -31,7 +32,7 @@ def refusal(here: Target, k: jax.Array, v: jax.Array, state: jax.Array) -> str |
         return f'the state is computed in {state.dtype}; expected arguments of at most float32'
     if k.shape[3] * v.shape[3] > LARGEST_STATE:
         return f'a state has {k.shape[3]} x {v.shape[3]} numbers; expected at most {LARGEST_STATE}, which VMEM holds'
-    return None
+    return launch.generation_refusal(here)
 
 
 def operands(dtype: jnp.dtype) -> jnp.dtype:
