@@ -2,7 +2,8 @@
 
 import abc
 import itertools
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +45,36 @@ class Prelude(Module):
     @abc.abstractmethod
     def init_state(self, batch: int, dtype: DTypeLike) -> State:
         """Returns the state before the first token of `batch` streams."""
+
+
+def preludes_for(prelude: Callable[..., Prelude] | None, *widths: int, rngs: nnx.Rngs) -> nnx.List[Any]:
+    """Returns a prelude for each of the projections that have these widths, or none without `prelude`."""
+    return nnx.List([] if prelude is None else [prelude(width, rngs=rngs) for width in widths])
+
+
+def behind_preludes(
+    preludes: Iterable[Prelude],
+    projections: Iterable[Sequence],
+    segments: Segments | None,
+    states: tuple[State, ...] | None,
+    then: Callable[[Sequence], Array] = lambda y: y,
+) -> tuple[list[Array], tuple[State, ...]]:
+    """Returns what `then` makes of each projection behind its prelude, and the states of the preludes after it.
+
+    The last projections may have no prelude, or all; given no states, preludes start afresh and return `None` for each.
+    """
+    parts, found, after = tuple(preludes), [], []
+    for i, y in enumerate(projections):
+        if i < len(parts):
+            y, state = parts[i](y, segments, None if states is None else states[i])
+            after.append(state)
+        found.append(then(y))
+    return found, tuple(after)
+
+
+def states_of(preludes: Iterable[Prelude], batch: int, dtype: DTypeLike) -> tuple[State, ...]:
+    """Returns the state of each prelude before the first token of `batch` streams."""
+    return tuple(prelude.init_state(batch, dtype) for prelude in preludes)
 
 
 class Activation(Prelude):

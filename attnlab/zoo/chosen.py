@@ -105,7 +105,12 @@ def convolved(recipe: Recipe, conv: str) -> Recipe:
     stays (`base_conv`). `1`: layers alternate between a gated short convolution (`base_conv`) and the recipe (Arora et
     al. 2023, https://arxiv.org/abs/2312.04927). Any of `ABCD`: residual convolutions at these points (Allen-Zhu 2025,
     https://ssrn.com/abstract=5240330); at B, where a mixer has a convolution or another prelude of its own, it keeps
-    that. `canon`, which is `ABCD`: at all four, or at A and B where there are no channel mixers.
+    that. `canon`, which is `ABCD`: at all four, or at A and B where there are no channel mixers. They are causal in
+    layers that see both sides too.
+
+    There is no B in what makes keys and values of a latent (`mla`), has token shifts there (`rwkv6`, `rwkv7`) or whose
+    projections are parts of a whole (`s4`, most mixers of images): `ACD`, or `A` without channel mixers, goes with all
+    but blocks that wire their own branches.
 
     Raises `UserError` for another `conv`, for recipes whose layers or mixers have no such points, and for `none` with
     mixers that have a convolution beside their method which is no argument of theirs.
@@ -131,7 +136,10 @@ def convolved(recipe: Recipe, conv: str) -> Recipe:
     if 'B' in points:
         for mixer in pattern:
             if not any('prelude' in each for each in within(mixer)):
-                raise UserError(f'point B of conv={conv} needs a mixer with a prelude; {mixer.target} has none')
+                raise UserError(
+                    f'point B of conv={conv} needs a mixer with a prelude; {mixer.target} has none: choose conv=ACD, '
+                    'or conv=A for layers without channel mixers'
+                )
         pattern = tuple(_with_prelude(mixer, lambda prelude: prelude or spec(Canon)) for mixer in pattern)
     return dataclasses.replace(recipe, spec=pattern, layer=dataclasses.replace(recipe.layer, points=points))
 

@@ -1,7 +1,9 @@
 """Residual convolutions at the points of a block, and the argument of configs that puts them there."""
 
 import functools
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.convolution.gated import GatedConvolution
 from attnlab.mixers.linear.inline import LocalResidual
+from attnlab.mixers.mixer import Mixer
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.mixers.spatial.linear import GridInLine
 from attnlab.nn.convolutions import CentredConv, DepthwiseConv
@@ -20,12 +23,23 @@ from attnlab.nn.mlps import ConvolvedMLP, GatedMLP
 from attnlab.nn.norms import HeadRMSNorm
 from attnlab.nn.preludes import Canon, ShortConv
 from attnlab.testing.contract import Subject, claimed
-from attnlab.testing.noise import noise
+from attnlab.testing.noise import noise, perturbed
 from attnlab.zoo import ZOO
 from attnlab.zoo.chosen import chosen_recipe, convolved
 from configs import recall
 
 DIM = 16
+
+CHECKS = {
+    'decoding': True,
+    'bfloat16': False,
+    'gradients': False,
+    'no look-ahead': False,
+    'packing': False,
+    'padding': False,
+    'streaming packed': False,
+}
+"""What is asked of mixers with a prelude that their rows are without, and whether every time or nightly."""
 
 
 def block(points: str, dim: int = DIM, *, rngs: nnx.Rngs) -> Block:
@@ -85,6 +99,65 @@ def test_a_block_with_all_points_keeps_the_contract(what):
     claimed(causal=True, bidirectional=False, streaming=True, packed=True)[what](subject())
 
 
+AT_B = ('ecoformer', 'inline', 'agent', 'norm_lin', 'soft', 'gsa', 'lizard', 'mlstm', 'path', 'moba')
+"""The first row of each class of mixer that has no convolution before it in its own row, and takes one."""
+
+
+def made_at_b(name: str, dim: int, *, rngs: nnx.Rngs, conv: str = 'B', **sizes: Any) -> Mixer:
+    return build(convolved(ZOO[name], conv).reduced(**sizes)[0])(dim, rngs=rngs)
+
+
+@functools.lru_cache(maxsize=1)
+def subject_at_b(name: str) -> Subject:
+    recipe = ZOO[name]
+    made = functools.partial(made_at_b, name)
+    smooth = functools.partial(made, **recipe.surrogate) if recipe.surrogate else None
+    return Subject(made, causal=recipe.causal, surrogate=smooth)
+
+
+@pytest.mark.parametrize(
+    ('name', 'what'),
+    [
+        pytest.param(
+            name, what, marks=[pytest.mark.xdist_group(f'{name} at B'), *([] if always else [pytest.mark.slow])]
+        )
+        for name in AT_B
+        for what, always in CHECKS.items()
+        if ZOO[name].causal or what not in ('decoding', 'no look-ahead', 'streaming packed')
+    ],
+)
+def test_mixers_that_take_them_keep_the_contract(name, what):
+    claims = ('causal', 'bidirectional', 'streaming', 'packed')
+    claimed(**{claim: getattr(ZOO[name], claim) for claim in claims})[what](subject_at_b(name))
+
+
+class Behind(nnx.Module):
+    """A projection and the prelude behind it."""
+
+    def __init__(self, linear: nnx.Module, prelude: Canon):
+        self.linear, self.prelude = linear, prelude
+
+    def __call__(self, x):
+        return self.prelude(self.linear(x), None)[0]
+
+
+@pytest.mark.parametrize('name', AT_B)
+def test_at_b_they_are_of_the_projections(name):
+    """All that the mixer has, and of nothing else."""
+    made = perturbed(made_at_b(name, DIM, rngs=nnx.Rngs(0)), 0.1)
+    bare = made_at_b(name, DIM, conv='0', rngs=nnx.Rngs(1))
+    parts = nnx.state(made)
+    del parts['preludes']
+    nnx.update(bare, parts)
+    order = ('value', 'query', 'key') if name in ('agent', 'soft') else ('query', 'key', 'value')
+    projections = [each for each in order if hasattr(bare, each)]
+    assert len(made.preludes) == len(projections) and not bare.preludes
+    for each, prelude in zip(projections, made.preludes, strict=True):
+        setattr(bare, each, Behind(getattr(bare, each), prelude))
+    x, ctx = noise(2, 12, DIM), Context.full(2, 12)
+    np.testing.assert_array_equal(jax.jit(made)(x, ctx)[0], jax.jit(bare)(x, ctx)[0])
+
+
 def test_an_argument_puts_them_in_any_recipe_or_takes_them_out():
     mha, delta = (convolved(chosen_recipe(name), 'canon') for name in ('mha', 'gated_delta_net'))
     assert mha.layer.points == delta.layer.points == 'ABCD'
@@ -134,7 +207,7 @@ def test_at_b_a_convolution_stands_behind_norms_of_queries_and_keys():
         ('mha', 'AE', 'conv=AE must be 0, 1, none, canon, or points among ABCD'),
         ('mha', 'AA', 'each at most once'),
         ('uniattn', 'A', 'blocks that wire their own branches take none'),
-        ('mla', 'B', 'needs a mixer with a prelude'),
+        ('mla', 'B', 'needs a mixer with a prelude; .* has none: choose conv=ACD, or conv=A for layers'),
         ('path', 'none', r'conv=none: .*\.PathAttention keeps a convolution'),
         ('mamba', 'AD', 'are at channel mixers, and layers of this model have none; choose AB'),
     ],

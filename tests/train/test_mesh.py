@@ -123,6 +123,18 @@ def test_attention_to_both_sides_over_two_devices_agrees_with_one():
     assert_same(trained(setup), trained(on_one_device(setup)))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize('axis', ['sequence', 'tensor'])
+def test_convolutions_of_projections_over_two_devices_agree_with_one(axis):
+    """Where the row has none."""
+    assert_same(trained(small('gsa,conv=B', **{axis: 2})), trained_alone_at_b())
+
+
+@functools.cache
+def trained_alone_at_b() -> dict[str, Any]:
+    return trained(on_one_device(small('gsa,conv=B')))
+
+
 @pytest.mark.parametrize(
     ('zoo', 'mixer'), [('sliding_window', 'Attention'), ('alibi', 'Attention'), ('gla', 'LinearAttention')]
 )

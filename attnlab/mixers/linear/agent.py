@@ -1,5 +1,7 @@
 """Agent attention: a few tokens read the document for all others, by softmax, and are read by them."""
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -15,6 +17,7 @@ from attnlab.mixers.mixer import TwoSided
 from attnlab.nn.convolutions import CentredConv
 from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.parameter import param
+from attnlab.nn.preludes import Prelude, behind_preludes, preludes_for
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
 
@@ -39,6 +42,7 @@ class AgentAttention(TwoSided):
       heads: each of `dim / heads` channels.
       agents: of every document.
       documents: the most documents of a row.
+      prelude: made as `prelude(dim, rngs=)`, one each for values, queries and keys.
       bias: whether the projections have one; not that of keys, which the softmax cancels.
       rngs: draws the parameters.
     """
@@ -46,7 +50,15 @@ class AgentAttention(TwoSided):
     convolves = True
 
     def __init__(
-        self, dim: int, *, heads: int, agents: int = 49, documents: int = 1, bias: bool = True, rngs: nnx.Rngs
+        self,
+        dim: int,
+        *,
+        heads: int,
+        agents: int = 49,
+        documents: int = 1,
+        prelude: Callable[..., Prelude] | None = None,
+        bias: bool = True,
+        rngs: nnx.Rngs,
     ):
         if min(agents, documents) < 1:
             raise UserError(f'AgentAttention has {agents} agents and {documents} documents; both must be at least 1')
@@ -54,6 +66,7 @@ class AgentAttention(TwoSided):
         self.agents, self.documents = agents, documents
         self.query, self.value = (Linear(dim, dim, bias=bias, rngs=rngs) for _ in range(2))
         self.key = Linear(dim, dim, rngs=rngs)
+        self.preludes = preludes_for(prelude, dim, dim, dim, rngs=rngs)
         start = nnx.initializers.normal(0.02)
         self.agent_bias, self.query_bias = (
             param(start, (heads, agents, COARSE), axes=('heads', None, None), group='vector', rngs=rngs)
@@ -65,8 +78,9 @@ class AgentAttention(TwoSided):
     def __call__(self, x: Sequence, ctx: Context, state: None = None) -> tuple[Sequence, None]:
         b, t, _ = x.shape
         wide = wide_dtype(x.dtype)
-        v = self.value(x)
-        q, k, values = (by_head(each.astype(wide), self.heads) for each in (self.query(x), self.key(x), v))
+        projected = [linear(x) for linear in (self.value, self.query, self.key)]
+        (v, q, k), _ = behind_preludes(self.preludes, projected, ctx.segments, None)
+        q, k, values = (by_head(each.astype(wide), self.heads) for each in (q, k, v))
         places, sizes = document_places(ctx.segments, b, t), document_sizes(ctx.segments, b, t)
         own = document_membership(ctx.segments, b, t, self.documents)
         pooled = own[..., None] & _stretches(places, sizes, self.agents)[..., None, :]

@@ -25,7 +25,7 @@ from attnlab.nn.feature_maps import FeatureMap
 from attnlab.nn.gates import MemoryGates, Terms
 from attnlab.nn.levels import LevelWeights
 from attnlab.nn.positions import NeighbourRope, Rope
-from attnlab.nn.preludes import Prelude
+from attnlab.nn.preludes import Prelude, behind_preludes, preludes_for, states_of
 from attnlab.nn.projections import Linear
 from attnlab.typing import Heads, Keys, Queries, Sequence, State, Values
 
@@ -141,7 +141,7 @@ class LinearAttention(Mixer):
         widths = (heads * key_dim, write.steps * heads * key_dim, writes * value_dim)
         self.key = Linear(dim, widths[1], bias=bias, rngs=rngs)
         self.value = Linear(dim, widths[2], bias=bias, rngs=rngs)
-        self.preludes = nnx.List([] if prelude is None else [prelude(width, rngs=rngs) for width in widths])
+        self.preludes = preludes_for(prelude, *widths, rngs=rngs)
         self.decay = None if decay is None else decay(dim, heads=memories, key_dim=key_dim, rngs=rngs)
         self.gates = (
             None if gates is None else gates(dim, heads=writes, key_dim=key_dim, value_dim=value_dim, rngs=rngs)
@@ -217,8 +217,7 @@ class LinearAttention(Mixer):
             memory = jnp.zeros((batch, *shape), wide_dtype(dtype))
         else:
             memory = no_levels(batch, min(levels_of(length), self.levels.count - 1), shape, dtype)
-        preludes = tuple(prelude.init_state(batch, dtype) for prelude in self.preludes)
-        return LinearAttentionState(memory, preludes, no_segment(batch))
+        return LinearAttentionState(memory, states_of(self.preludes, batch, dtype), no_segment(batch))
 
     def _features(self) -> int:
         if self.feature_map is None:
@@ -231,10 +230,8 @@ class LinearAttention(Mixer):
         self, x: Sequence, ctx: Context, state: LinearAttentionState | None
     ) -> tuple[Queries, Keys, Values, tuple[State, ...]]:
         projected = [linear(x) for linear in (self.query, self.key, self.value)]
-        preludes: list[State] = []
-        for i, prelude in enumerate(self.preludes):
-            projected[i], after = prelude(projected[i], ctx.segments, None if state is None else state.preludes[i])
-            preludes.append(after)
+        before = None if state is None else state.preludes
+        projected, preludes = behind_preludes(self.preludes, projected, ctx.segments, before)
         widths = (self.key_dim, self.key_dim, self.value_dim)
         q, k, v = (y.reshape(*x.shape[:2], -1, width) for y, width in zip(projected, widths, strict=True))
         if self.position is not None:
@@ -243,7 +240,7 @@ class LinearAttention(Mixer):
             q, k = self.feature_map.features(q, k, ctx.positions)
         if self.values_per_key > 1:
             q, k = (jnp.repeat(features, self.values_per_key, axis=2) for features in (q, k))
-        return q, k, v, tuple(preludes)
+        return q, k, v, preludes
 
     def _gated(self, x: Sequence, k: Keys, v: Values) -> tuple[Keys, Values, Terms]:
         log_decay = None if self.decay is None else self.decay(x)

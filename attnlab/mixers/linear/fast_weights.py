@@ -22,7 +22,7 @@ from attnlab.nn.feature_maps import FeatureMap
 from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.parameter import param
 from attnlab.nn.positions import Rope
-from attnlab.nn.preludes import Prelude
+from attnlab.nn.preludes import Prelude, behind_preludes, preludes_for, states_of
 from attnlab.nn.projections import Linear
 from attnlab.typing import Heads, Keys, Queries, Segments, Sequence, State, Values
 
@@ -104,8 +104,7 @@ class FastWeights(Mixer):
         self.query = Linear(dim, dim, rngs=rngs)
         self.key = None if tied else Linear(dim, dim, rngs=rngs)
         self.value = Linear(dim, dim, rngs=rngs)
-        count = 2 if tied else 3
-        self.preludes = nnx.List([] if prelude is None else [prelude(dim, rngs=rngs) for _ in range(count)])
+        self.preludes = preludes_for(prelude, *(dim,) * (2 if tied else 3), rngs=rngs)
         self.feature_map = None if feature_map is None else feature_map(self.channels, heads=heads, rngs=rngs)
         self.loss = loss(self.channels, heads=heads, rngs=rngs)
         self.descent = descent(dim, heads=heads, channels=self.channels, chunk=chunk, rngs=rngs)
@@ -139,7 +138,7 @@ class FastWeights(Mixer):
 
         Its size does not depend on `length`.
         """
-        preludes = tuple(prelude.init_state(batch, dtype) for prelude in self.preludes)
+        preludes = states_of(self.preludes, batch, dtype)
         places = jnp.zeros((batch,), jnp.int32)
         return FastWeightsState(self._new(batch, wide_dtype(dtype)), places, preludes, no_segment(batch))
 
@@ -160,17 +159,15 @@ class FastWeights(Mixer):
     ) -> tuple[tuple[Queries, Keys, Values], tuple[State, ...]]:
         query = self.query(x)
         projected = [query, query if self.key is None else self.key(x), self.value(x)]
-        preludes: list[State] = []
-        for i, prelude in enumerate(self.preludes):
-            projected[i], after = prelude(projected[i], ctx.segments, None if state is None else state.preludes[i])
-            preludes.append(after)
+        before = None if state is None else state.preludes
+        projected, preludes = behind_preludes(self.preludes, projected, ctx.segments, before)
         wide = wide_dtype(x.dtype)
         q, k, v = (by_head(y, self.heads).astype(wide) for y in projected)
         if self.feature_map is not None:
             q, k = self.feature_map.features(q, k, place)
         if self.position is not None:
             q, k = self.position.rotate(q, place), self.position.rotate(k, place)
-        return (q, k, v), tuple(preludes)
+        return (q, k, v), preludes
 
     def _initial(self, dtype: DTypeLike) -> Float[Array, 'h m v']:
         start = self.start[...].astype(dtype)

@@ -1,5 +1,6 @@
 """Attention whose weights are products of binary codes, in linear time."""
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
@@ -20,8 +21,9 @@ from attnlab.nn.feature_maps import UnitNorm
 from attnlab.nn.gates import Terms
 from attnlab.nn.hashing import SIGNS, Codes, DocumentHash, KernelHash
 from attnlab.nn.heads import by_head, head_channels
+from attnlab.nn.preludes import Prelude, behind_preludes, preludes_for, states_of
 from attnlab.nn.projections import Linear
-from attnlab.typing import Keys, Queries, Sequence, Values
+from attnlab.typing import Keys, Queries, Segments, Sequence, State, Values
 
 SAMPLED = 256
 """Tokens of a row that a hash is fitted to: the fit compares all pairs of them."""
@@ -33,10 +35,12 @@ class HashedState(NamedTuple):
     Attributes:
       memory: what codes have written of values and of ones; float32 or float64.
       segment: the segment of the last token, `b`; -1 before the first.
+      preludes: the states of the preludes of queries and of values; empty without preludes.
     """
 
     memory: Float[Array, 'b h m v']
     segment: Int[Array, ' b']
+    preludes: tuple[State, ...]
 
 
 class HashedAttention(Mixer):
@@ -61,6 +65,7 @@ class HashedAttention(Mixer):
       anchors: of a hash.
       codes: from numbers to bits.
       shift: whether `n + 1` multiplies values of all keys or the own value.
+      prelude: made as `prelude(dim, rngs=)`, one each for queries, before they are hashed, and values.
       spread: of the kernel: as it was fitted, or that of the document at hand (`DocumentHash`); bidirectional only.
       bias: whether the projections have one.
       causal: whether a query sees no later key.
@@ -79,6 +84,7 @@ class HashedAttention(Mixer):
         anchors: int = 25,
         codes: Codes = SIGNS,
         shift: Literal['all', 'own'] = 'all',
+        prelude: Callable[..., Prelude] | None = None,
         spread: Literal['fitted', 'document'] = 'fitted',
         bias: bool = False,
         causal: bool = True,
@@ -89,6 +95,7 @@ class HashedAttention(Mixer):
         self.heads, self.channels, self.bits = heads, channels, bits
         self.shift, self.causal, self.implementation = shift, causal, implementation
         self.query, self.value = (Linear(dim, dim, bias=bias, rngs=rngs) for _ in range(2))
+        self.preludes = preludes_for(prelude, dim, dim, rngs=rngs)
         if causal and spread == 'document':
             raise UserError("spread of HashedAttention is 'document', which looks ahead; it needs causal=False")
         kernel_hash = DocumentHash if spread == 'document' else KernelHash
@@ -98,24 +105,40 @@ class HashedAttention(Mixer):
     def __call__(
         self, x: Sequence, ctx: Context, state: HashedState | None = None
     ) -> tuple[Sequence, HashedState | None]:
-        codes = self.hash(self.hashed(x), ctx.segments).astype(x.dtype)
+        states = None if state is None else state.preludes
+        queries, of_queries = self._hashed(x, ctx.segments, states)
+        codes = self.hash(queries, ctx.segments).astype(x.dtype)
         ones = jnp.ones_like(codes[..., :1])
         q = jnp.concatenate([codes, (self.bits + 1) * ones], axis=-1)
         k = jnp.concatenate([codes, ones], axis=-1)
-        v = self.value(x).reshape(*codes.shape[:3], -1)
+        (v,), of_values = behind_preludes(
+            self.preludes[1:], [self.value(x)], ctx.segments, None if states is None else states[1:]
+        )
+        v = v.reshape(*codes.shape[:3], -1)
         core: dict[str, Any] = {'scale': 1.0, 'segments': ctx.segments, 'implementation': self.implementation}
         read = _read_with_own if self.shift == 'own' else _read
         before = None if state is None else carried(state.memory, ctx.segments_or_ones(), state.segment)
         y, memory = read(q, k, v, causal=self.causal, state=before, **core)
         if state is not None and memory is not None:
-            state = HashedState(memory, ctx.segments_or_ones()[:, -1])
+            state = HashedState(memory, ctx.segments_or_ones()[:, -1], of_queries + of_values)
         y = SumNormalizer(eps=0.0)(y[..., :-1], y[..., -1]).astype(x.dtype)
         return self.output(y.reshape(x.shape)), state
 
-    def hashed(self, x: Sequence) -> Queries:
+    def hashed(self, x: Sequence, segments: Segments | None = None) -> Queries:
         """What codes are made of: queries of length one, in float32 or better."""
-        wide = x.astype(wide_dtype(x.dtype))
-        return UnitNorm(eps=1e-12).wide(by_head(self.query(wide), self.heads))
+        return self._hashed(x, segments, None)[0]
+
+    def _hashed(
+        self, x: Sequence, segments: Segments | None, states: tuple[State, ...] | None
+    ) -> tuple[Queries, tuple[State, ...]]:
+        (y,), after = behind_preludes(
+            self.preludes[:1],
+            [self.query(x.astype(wide_dtype(x.dtype)))],
+            segments,
+            states,
+            lambda y: UnitNorm(eps=1e-12).wide(by_head(y, self.heads)),
+        )
+        return y, after
 
     def fit(self, x: Sequence, ctx: Context, key: Array) -> None:
         """Fits the hash, in place, to the queries of `x` without padding, unless it has been fitted before.
@@ -123,13 +146,17 @@ class HashedAttention(Mixer):
         Of longer rows `SAMPLED` tokens are read, evenly apart; `key` draws which of them are anchors.
         """
         places = jnp.linspace(0, x.shape[1] - 1, min(SAMPLED, x.shape[1])).astype(jnp.int32)
-        self.hash.fit(self.hashed(x[:, places]), ctx.segments_or_ones()[:, places], key)
+        # Preludes read neighbours.
+        queries = self.hashed(x, ctx.segments)[:, places] if self.preludes else self.hashed(x[:, places])
+        self.hash.fit(queries, ctx.segments_or_ones()[:, places], key)
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> HashedState:
         """Returns an empty memory; its size does not depend on `length`."""
         require_causal(self.causal)
         shape = (batch, self.heads, self.bits + 1, self.channels + 1)
-        return HashedState(jnp.zeros(shape, wide_dtype(dtype)), no_segment(batch))
+        memory = jnp.zeros(shape, wide_dtype(dtype))
+        of_queries = states_of(self.preludes[:1], batch, wide_dtype(dtype))
+        return HashedState(memory, no_segment(batch), of_queries + states_of(self.preludes[1:], batch, dtype))
 
 
 Sums = Float[Array, 'b t h u']

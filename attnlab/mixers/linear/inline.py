@@ -15,7 +15,8 @@ from attnlab.module import Module
 from attnlab.nn.activations import gelu_exact
 from attnlab.nn.feature_maps import FeatureMap
 from attnlab.nn.gates import Terms
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
+from attnlab.nn.preludes import Prelude, behind_preludes, preludes_for
 from attnlab.nn.projections import BlockDiagonal, Linear
 from attnlab.typing import Segments, Sequence
 
@@ -54,6 +55,7 @@ class InLine(TwoSided):
       dim: model width.
       heads: each of `dim / heads` channels.
       feature_map: made as `feature_map(key_dim, heads=, rngs=)`; `None`: the identity.
+      prelude: made as `prelude(dim, rngs=)`, one each for queries, keys and values.
       bias: whether the projections have one; that of keys would cancel where they are not mapped, and is left out.
       implementation: of the core; `None`: the default of the platform.
       rngs: draws the parameters.
@@ -67,6 +69,7 @@ class InLine(TwoSided):
         *,
         heads: int,
         feature_map: Callable[..., FeatureMap] | None = None,
+        prelude: Callable[..., Prelude] | None = None,
         bias: bool = True,
         implementation: str | None = None,
         rngs: nnx.Rngs,
@@ -76,13 +79,14 @@ class InLine(TwoSided):
         self.query = Linear(dim, dim, bias=bias, rngs=rngs)
         self.key = Linear(dim, dim, bias=bias and feature_map is not None, rngs=rngs)
         self.value = Linear(dim, dim, bias=bias, rngs=rngs)
+        self.preludes = preludes_for(prelude, dim, dim, dim, rngs=rngs)
         self.feature_map = None if feature_map is None else feature_map(self.channels, heads=heads, rngs=rngs)
         self.residual = LocalResidual(dim, heads=heads, rngs=rngs)
         self.output = Linear(dim, dim, bias=bias, axes=('heads', 'embed'), rngs=rngs)
 
     def __call__(self, x: Sequence, ctx: Context, state: None = None) -> tuple[Sequence, None]:
-        shape = (*x.shape[:2], self.heads, self.channels)
-        q, k, v = (linear(x).reshape(shape) for linear in (self.query, self.key, self.value))
+        projections = (linear(x) for linear in (self.query, self.key, self.value))
+        (q, k, v), _ = behind_preludes(self.preludes, projections, ctx.segments, None, lambda y: by_head(y, self.heads))
         if self.feature_map is not None:
             q, k = self.feature_map.features(q, k, ctx.positions)
         wide = wide_dtype(x.dtype)

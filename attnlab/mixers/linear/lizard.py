@@ -1,5 +1,6 @@
 """Lizard: gated linear attention to the whole past, beside softmax attention to the latest keys."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -20,11 +21,12 @@ from attnlab.functional.recomputed import recomputed_method
 from attnlab.functional.recurrences import carried, no_segment
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.feature_maps import SignedExponentials
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.parameter import param
 from attnlab.nn.positions import Rope
+from attnlab.nn.preludes import Prelude, behind_preludes, preludes_for, states_of
 from attnlab.nn.projections import Linear
-from attnlab.typing import Heads, Keys, Queries, Sequence, Values
+from attnlab.typing import Heads, Keys, Queries, Sequence, State, Values
 
 
 class LizardState(NamedTuple):
@@ -34,11 +36,13 @@ class LizardState(NamedTuple):
       memory: what keys have written of values, and of ones in a last column; float32 or float64.
       cache: the latest keys and values.
       segment: the segment of the last token, `b`; -1 before the first.
+      preludes: the states of the preludes of queries, keys and values; empty without preludes.
     """
 
     memory: Float[Array, 'b h m u']
     cache: KeyValueCache
     segment: Int[Array, ' b']
+    preludes: tuple[State, ...]
 
 
 class Lizard(Mixer):
@@ -61,6 +65,7 @@ class Lizard(Mixer):
         heads: int,
         window: int = 128,
         metas: int = 4,
+        prelude: Callable[..., Prelude] | None = None,
         position: Rope | None = None,
         implementation: str | None = None,
         rngs: nnx.Rngs,
@@ -72,6 +77,7 @@ class Lizard(Mixer):
           heads: of both reads, each of `dim / heads` channels.
           window: how many keys a query of the softmax sees, its own included.
           metas: how many tokens without a value it sees besides.
+          prelude: made as `prelude(dim, rngs=)`, one each for queries, keys and values of both reads.
           position: rotates queries and keys of the softmax alone.
           implementation: of the cores; `None`: the default of the platform.
           rngs: draws the parameters.
@@ -80,6 +86,7 @@ class Lizard(Mixer):
         self.position, self.reach, self.implementation = position, Reach(window=window), implementation
         self.normalizer = SumNormalizer(eps=1e-12)
         self.query, self.key, self.value = (Linear(dim, dim, rngs=rngs) for _ in range(3))
+        self.preludes = preludes_for(prelude, dim, dim, dim, rngs=rngs)
         self.feature_map = SignedExponentials(self.channels, heads=heads, rngs=rngs)
         self.forget = Linear(dim, heads, rngs=rngs)
         zeros, ones = nnx.initializers.zeros, nnx.initializers.ones
@@ -90,13 +97,17 @@ class Lizard(Mixer):
     def __call__(
         self, x: Sequence, ctx: Context, state: LizardState | None = None
     ) -> tuple[Sequence, LizardState | None]:
-        q, k, v = (
-            linear(x).reshape(*x.shape[:2], self.heads, self.channels) for linear in (self.query, self.key, self.value)
+        (q, k, v), preludes = behind_preludes(
+            self.preludes,
+            (linear(x) for linear in (self.query, self.key, self.value)),
+            ctx.segments,
+            None if state is None else state.preludes,
+            lambda y: by_head(y, self.heads),
         )
         past, memory = self._linear(q, k, v, x, ctx, state)
         latest, cache = self._window(q, k, v, ctx, None if state is None else state.cache)
         if cache is not None:
-            state = LizardState(memory, cache, ctx.segments_or_ones()[:, -1])
+            state = LizardState(memory, cache, ctx.segments_or_ones()[:, -1], preludes)
         return self.output(self._sum(past, latest).reshape(x.shape)), state
 
     @recomputed_method
@@ -118,7 +129,7 @@ class Lizard(Mixer):
             dtype=dtype,
             reach=self.reach,
         )
-        return LizardState(memory, cache, no_segment(batch))
+        return LizardState(memory, cache, no_segment(batch), states_of(self.preludes, batch, dtype))
 
     def _linear(
         self, q: Queries, k: Keys, v: Values, x: Sequence, ctx: Context, state: LizardState | None

@@ -23,7 +23,7 @@ from attnlab.nn.feature_maps import UnitNorm
 from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.parameter import param
-from attnlab.nn.preludes import Prelude, ShortConv
+from attnlab.nn.preludes import Prelude, ShortConv, behind_preludes, preludes_for, states_of
 from attnlab.nn.projections import Linear
 from attnlab.typing import Heads, Sequence, State
 
@@ -89,7 +89,7 @@ class MesaNet(Mixer):
             raise UserError(f'offset of MesaNet is {offset}; it must be at least 0')
         self.steps, self.offset, self.guess, self.implementation = steps, offset, guess, implementation
         self.query, self.key, self.value = (Linear(dim, dim, rngs=rngs) for _ in range(3))
-        self.convs = nnx.List([] if prelude is None else [prelude(dim, rngs=rngs) for _ in range(2)])
+        self.convs = preludes_for(prelude, dim, dim, rngs=rngs)
         self.forget = ForgetGate(dim, heads=heads, rngs=rngs)
         self.strength = Linear(dim, heads, bias=True, rngs=rngs)
         start = nnx.initializers.constant(math.log(math.expm1(1 - LEAST)))
@@ -101,10 +101,9 @@ class MesaNet(Mixer):
 
     def __call__(self, x: Sequence, ctx: Context, state: MesaState | None = None) -> tuple[Sequence, MesaState | None]:
         wide, before = wide_dtype(x.dtype), None
-        projected, convs = [self.query(x), self.key(x)], []
-        for i, conv in enumerate(self.convs):
-            projected[i], after = conv(projected[i], ctx.segments, None if state is None else state.convs[i])
-            convs.append(after)
+        projected, convs = behind_preludes(
+            self.convs, [self.query(x), self.key(x)], ctx.segments, None if state is None else state.convs
+        )
         q, k = (UnitNorm().wide(by_head(y, self.heads)) for y in projected)
         if state is not None:
             segments = ctx.segments_or_ones()
@@ -124,7 +123,7 @@ class MesaNet(Mixer):
             implementation=self.implementation,
         )
         if state is not None:
-            state = MesaState(regression, tuple(convs), ctx.segments_or_ones()[:, -1])
+            state = MesaState(regression, convs, ctx.segments_or_ones()[:, -1])
         return self.output(recomputed_beside_products(lambda y: self._read(y, x))(read.astype(x.dtype))), state
 
     def _read(self, y: Heads, x: Sequence) -> Sequence:
@@ -135,5 +134,4 @@ class MesaNet(Mixer):
         """Returns an empty regression; its size does not depend on `length`."""
         shape = (batch, self.heads, self.channels, self.channels)
         keys, values = (jnp.zeros(shape, wide_dtype(dtype)) for _ in range(2))
-        convs = tuple(conv.init_state(batch, dtype) for conv in self.convs)
-        return MesaState(Regression(keys, values), convs, no_segment(batch))
+        return MesaState(Regression(keys, values), states_of(self.convs, batch, dtype), no_segment(batch))

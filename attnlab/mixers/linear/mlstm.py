@@ -1,5 +1,6 @@
 """mLSTM: a matrix-valued memory with exponential input gates."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Shape
 from typing import NamedTuple
 
@@ -20,8 +21,9 @@ from attnlab.mixers.mixer import Mixer
 from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.norms import GroupNorm
 from attnlab.nn.parameter import param
+from attnlab.nn.preludes import Prelude, behind_preludes, preludes_for, states_of
 from attnlab.nn.projections import Linear
-from attnlab.typing import Heads, Sequence
+from attnlab.typing import Heads, Sequence, State
 
 
 class MLSTMState(NamedTuple):
@@ -31,11 +33,13 @@ class MLSTMState(NamedTuple):
       memory: what keys have written of values, and of ones in a last column, over the exponential of `highest`.
       highest: the running maximum of the logarithms of input gates, less what was forgotten since.
       segment: the segment of the last token, `b`; -1 before the first.
+      preludes: the states of the preludes of queries, keys and values; empty without preludes.
     """
 
     memory: Float[Array, 'b h k u']
     highest: Float[Array, 'b h']
     segment: Int[Array, ' b']
+    preludes: tuple[State, ...] = ()
 
 
 def forget_biases(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
@@ -63,6 +67,7 @@ class MLSTM(Mixer):
         heads: int,
         key_dim: int | None = None,
         value_dim: int | None = None,
+        prelude: Callable[..., Prelude] | None = None,
         cap: float = 15.0,
         input_bias: float = -10.0,
         implementation: str | None = None,
@@ -75,6 +80,7 @@ class MLSTM(Mixer):
           heads: how many memories.
           key_dim: channels of a query or key per head; `None`: half of those of a value.
           value_dim: channels of a value per head; `None`: `dim / heads`.
+          prelude: made as `prelude(features, rngs=)`, one each for queries, keys and values; gates read the input.
           cap: what no gate's logit exceeds, to either side.
           input_bias: where the logits of input gates start.
           implementation: of the core; `None`: the default of the platform.
@@ -88,6 +94,7 @@ class MLSTM(Mixer):
         self.cap, self.implementation = cap, implementation
         self.query, self.key = (Linear(dim, heads * key_dim, rngs=rngs) for _ in range(2))
         self.value = Linear(dim, heads * value_dim, rngs=rngs)
+        self.preludes = preludes_for(prelude, *(heads * each for each in (key_dim, key_dim, value_dim)), rngs=rngs)
         zeros = nnx.initializers.zeros
         self.input_gate, self.forget_gate = (Linear(dim, heads, initializer=zeros, rngs=rngs) for _ in range(2))
         start = nnx.initializers.constant(input_bias)
@@ -100,7 +107,13 @@ class MLSTM(Mixer):
     def __call__(
         self, x: Sequence, ctx: Context, state: MLSTMState | None = None
     ) -> tuple[Sequence, MLSTMState | None]:
-        q, k, v = (by_head(linear(x), self.heads) for linear in (self.query, self.key, self.value))
+        (q, k, v), preludes = behind_preludes(
+            self.preludes,
+            (linear(x) for linear in (self.query, self.key, self.value)),
+            ctx.segments,
+            None if state is None else state.preludes,
+            lambda y: by_head(y, self.heads),
+        )
         before = self.init_state(x.shape[0], 0, x.dtype) if state is None else state
         segments = ctx.segments_or_ones()
         read, (memory, highest) = stabilised_linear_attention(
@@ -115,7 +128,7 @@ class MLSTM(Mixer):
             implementation=self.implementation,
         )
         if state is not None:
-            state = MLSTMState(memory, highest, segments[:, -1])
+            state = MLSTMState(memory, highest, segments[:, -1], preludes)
         return self.output(recomputed_beside_products(lambda y: self._read(y, x))(read)), state
 
     def _read(self, y: Heads, x: Sequence) -> Float[Array, 'b t f']:
@@ -125,7 +138,8 @@ class MLSTM(Mixer):
         """Returns an empty memory; its size does not depend on `length`."""
         wide = wide_dtype(dtype)
         memory = jnp.zeros((batch, self.heads, self.key_dim, self.value_dim + 1), wide)
-        return MLSTMState(memory, jnp.zeros((batch, self.heads), wide), no_segment(batch))
+        highest = jnp.zeros((batch, self.heads), wide)
+        return MLSTMState(memory, highest, no_segment(batch), states_of(self.preludes, batch, dtype))
 
     def _capped(self, logits: Float[Array, 'b t h'], bias: nnx.Param) -> Float[Array, 'b t h']:
         wide = logits.astype(wide_dtype(logits.dtype))

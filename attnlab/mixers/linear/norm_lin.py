@@ -1,5 +1,7 @@
 """NormLin: a learned matrix of weights between places, the same for every document."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -13,6 +15,7 @@ from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed
 from attnlab.mixers.mixer import TwoSided
 from attnlab.nn.parameter import param
+from attnlab.nn.preludes import Prelude, behind_preludes, preludes_for
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
 
@@ -33,15 +36,26 @@ class NormLin(TwoSided):
       dim: model width.
       length: the most tokens of a row; `W` has as many rows and columns.
       documents: the most documents of a row.
+      prelude: made as `prelude(dim, rngs=)`, for the values.
       bias: whether the projections have one.
       rngs: draws the parameters.
     """
 
-    def __init__(self, dim: int, *, length: int = 1024, documents: int = 1, bias: bool = True, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        dim: int,
+        *,
+        length: int = 1024,
+        documents: int = 1,
+        prelude: Callable[..., Prelude] | None = None,
+        bias: bool = True,
+        rngs: nnx.Rngs,
+    ):
         if min(length, documents) < 1:
             raise UserError(f'NormLin has length {length} and {documents} documents; both must be at least 1')
         self.length, self.documents = length, documents
         self.value = Linear(dim, dim, bias=bias, rngs=rngs)
+        self.preludes = preludes_for(prelude, dim, rngs=rngs)
         self.weights = param(_near_identity, (length, length), axes=(None, None), rngs=rngs)
         self.output = Linear(dim, dim, bias=bias, axes=('heads', 'embed'), rngs=rngs)
 
@@ -52,7 +66,8 @@ class NormLin(TwoSided):
         wide = wide_dtype(x.dtype)
         slots = document_slots(ctx.segments, b, t, self.documents)
         weights = recomputed(jax.nn.softplus)(self.weights[:t, :t].astype(wide))
-        values = slots.spread(self.value(x).astype(wide)).reshape(b, self.documents, t, -1)
+        (v,), _ = behind_preludes(self.preludes, [self.value(x)], ctx.segments, None)
+        values = slots.spread(v.astype(wide)).reshape(b, self.documents, t, -1)
         seen = slots.spread(slots.there.astype(wide)).reshape(b, self.documents, t)
         total = jnp.maximum(jnp.einsum('ts,bns->bnt', weights, seen), 1e-12)
         y = jnp.einsum('ts,bnsd->bntd', weights, values) / total[..., None]

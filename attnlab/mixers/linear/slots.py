@@ -19,11 +19,12 @@ from attnlab.functional.recurrences import carried, no_segment
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.decays import fading
 from attnlab.nn.gates import SlotGates
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.positions import Rope
+from attnlab.nn.preludes import Prelude, behind_preludes, preludes_for, states_of
 from attnlab.nn.projections import Linear
-from attnlab.typing import Heads, Keys, Queries, Segments, Sequence, Values
+from attnlab.typing import Heads, Keys, Queries, Segments, Sequence, State, Values
 
 TEMPERATURE = 8.0
 
@@ -35,11 +36,13 @@ class GatedSlotState(NamedTuple):
       keys: of every slot; float32 or float64.
       values: of every slot; float32 or float64.
       segment: the segment of the last token, `b`; -1 before the first.
+      preludes: the states of the preludes of queries, keys and values; empty without preludes.
     """
 
     keys: Float[Array, 'b h n k']
     values: Float[Array, 'b h n v']
     segment: Int[Array, ' b']
+    preludes: tuple[State, ...]
 
 
 class GatedSlots(Mixer):
@@ -64,6 +67,7 @@ class GatedSlots(Mixer):
         slots: int = 64,
         temperature: float = TEMPERATURE,
         gates: Callable[..., SlotGates] | None = None,
+        prelude: Callable[..., Prelude] | None = None,
         key_norm: Callable[..., nnx.Module] | None = None,
         position: Rope | None = None,
         gate: Callable[..., nnx.Module] | None = None,
@@ -79,6 +83,7 @@ class GatedSlots(Mixer):
           slots: of every memory.
           temperature: keeps the mixer's own gates near one; other `gates` do not read it.
           gates: made as `gates(dim, heads=, slots=, rngs=)`; give the log decays; `None`: those above.
+          prelude: made as `prelude(dim, rngs=)`, one each for queries, keys and values, before SiLU.
           key_norm: made as `key_norm(channels, heads=, rngs=)`, one each for queries and keys.
           position: rotates queries and keys, behind their norms.
           gate: made as `gate(dim, dim, rngs=)`.
@@ -99,6 +104,7 @@ class GatedSlots(Mixer):
         self.forget: Linear | SlotGates = (
             Linear(dim, heads * slots, rngs=rngs) if gates is None else gates(dim, heads=heads, slots=slots, rngs=rngs)
         )
+        self.preludes = preludes_for(prelude, dim, dim, dim, rngs=rngs)
         norms = [] if key_norm is None else [key_norm(self.channels, heads=heads, rngs=rngs) for _ in range(2)]
         self.key_norms = nnx.List(norms)
         self.position = position
@@ -109,9 +115,12 @@ class GatedSlots(Mixer):
     def __call__(
         self, x: Sequence, ctx: Context, state: GatedSlotState | None = None
     ) -> tuple[Sequence, GatedSlotState | None]:
-        q, k, v = (
-            recomputed(jax.nn.silu)(linear(x)).reshape(*x.shape[:2], self.heads, self.channels)
-            for linear in (self.query, self.key, self.value)
+        (q, k, v), preludes = behind_preludes(
+            self.preludes,
+            (linear(x) for linear in (self.query, self.key, self.value)),
+            ctx.segments,
+            None if state is None else state.preludes,
+            lambda y: by_head(recomputed(jax.nn.silu)(y), self.heads),
         )
         if self.key_norms:
             q, k = (norm(each) for norm, each in zip(self.key_norms, (q, k), strict=True))
@@ -132,7 +141,7 @@ class GatedSlots(Mixer):
             implementation=self.implementation,
         )
         if state is not None:
-            state = GatedSlotState(keys, values, ctx.segments_or_ones()[:, -1])
+            state = GatedSlotState(keys, values, ctx.segments_or_ones()[:, -1], preludes)
         if self.gate is None:
             return self.output(self._normed(read.reshape(x.shape))), state
         return self.output(self._normed(read).reshape(x.shape) * self.gate(x)), state
@@ -149,7 +158,7 @@ class GatedSlots(Mixer):
         """Returns empty slots; their size does not depend on `length`."""
         shape = (batch, self.heads, self.slots, self.channels)
         keys, values = (jnp.zeros(shape, wide_dtype(dtype)) for _ in range(2))
-        return GatedSlotState(keys, values, no_segment(batch))
+        return GatedSlotState(keys, values, no_segment(batch), states_of(self.preludes, batch, dtype))
 
     def _log_decay(self, x: Sequence, ctx: Context) -> Float[Array, 'b t h n']:
         if not isinstance(self.forget, Linear):

@@ -1,5 +1,7 @@
 """Softmax-free attention: a Gaussian kernel between tokens, by way of a few landmarks."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -17,6 +19,7 @@ from attnlab.nn.activations import gelu_exact
 from attnlab.nn.convolutions import CentredConv
 from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.norms import LayerNorm
+from attnlab.nn.preludes import Prelude, behind_preludes, preludes_for
 from attnlab.nn.projections import Linear
 from attnlab.typing import Queries, Sequence
 
@@ -49,6 +52,7 @@ class SoftmaxFreeAttention(TwoSided):
       ridge: see above.
       newton: how the inverse is found.
       iterations: of Newton's method.
+      prelude: made as `prelude(dim, rngs=)`, one each for values and queries.
       bias: whether the projections have one.
       rngs: draws the parameters.
     """
@@ -67,6 +71,7 @@ class SoftmaxFreeAttention(TwoSided):
         ridge: float = 0.01,
         newton: FixedStep | BacktrackedStep = FIXED,
         iterations: int = 20,
+        prelude: Callable[..., Prelude] | None = None,
         bias: bool = True,
         rngs: nnx.Rngs,
     ):
@@ -78,6 +83,7 @@ class SoftmaxFreeAttention(TwoSided):
         self.stride, self.documents, self.normalised = stride, documents, normalised
         self.ridge, self.newton, self.iterations = ridge, newton, iterations
         self.query, self.value = (Linear(dim, dim, bias=bias, rngs=rngs) for _ in range(2))
+        self.preludes = preludes_for(prelude, dim, dim, rngs=rngs)
         self.landmark = Linear(stride * self.channels, self.channels, axes=(None, None), rngs=rngs)
         self.norm = LayerNorm(self.channels, rngs=rngs)
         self.conv = CentredConv(dim, width=width, kernels=heads, rngs=rngs)
@@ -86,8 +92,8 @@ class SoftmaxFreeAttention(TwoSided):
     def __call__(self, x: Sequence, ctx: Context, state: None = None) -> tuple[Sequence, None]:
         b, t, _ = x.shape
         wide = wide_dtype(x.dtype)
-        v = self.value(x)
-        q = by_head(self.query(x), self.heads).astype(wide) * self.channels**-0.25
+        (v, q), _ = behind_preludes(self.preludes, [self.value(x), self.query(x)], ctx.segments, None)
+        q = by_head(q, self.heads).astype(wide) * self.channels**-0.25
         slots = block_slots(ctx.segments, b, t, self.stride, self.documents)
         landmarks = self._landmarks(slots.spread(q))
         # Documents by their number among all runs of the row, from 1, so that 0 is no landmark of any.

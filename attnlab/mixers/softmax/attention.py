@@ -22,7 +22,7 @@ from attnlab.functional.rotary import rotated_channels
 from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.nn.heads import check_groups, head_channels
 from attnlab.nn.positions import Alibi, GridRope, Rope
-from attnlab.nn.preludes import Prelude, ShiftState
+from attnlab.nn.preludes import Prelude, ShiftState, behind_preludes, preludes_for, states_of
 from attnlab.nn.projections import Linear
 from attnlab.typing import Heads, Keys, Queries, Sequence, State, Values
 from pallas_kernels import Softmax, WeightMap
@@ -131,7 +131,7 @@ class Attention(Mixer):
             [shift(dim, heads=kv_heads, channels=width, rngs=rngs) for width in widths if shift]
         )
         features = (heads * key_dim, kv_heads * key_dim, kv_heads * value_dim)
-        self.preludes: Any = nnx.List([] if prelude is None else [prelude(width, rngs=rngs) for width in features])
+        self.preludes: Any = preludes_for(prelude, *features, rngs=rngs)
         self.query_norm = None if qk_norm is None else qk_norm(key_dim, heads=heads, rngs=rngs)
         self.key_norm = None if qk_norm is None else qk_norm(key_dim, heads=kv_heads, rngs=rngs)
         self.weights: Any = weights if isinstance(weights, WeightMap | Penalised) else weights(heads=heads, rngs=rngs)
@@ -209,10 +209,8 @@ class Attention(Mixer):
             forgotten = jnp.zeros((*cache.entries.segments.shape, self.heads), wide_dtype(dtype))
             keys, values, segments = cache.entries
             cache = cache._replace(entries=ForgettingEntries(keys, values, segments, forgotten))
-        shifts, preludes = (
-            tuple(part.init_state(batch, dtype) for part in parts) for parts in (self.shifts, self.preludes)
-        )
-        return AttentionState(cache, shifts, preludes)
+        shifts = tuple(shift.init_state(batch, dtype) for shift in self.shifts)
+        return AttentionState(cache, shifts, states_of(self.preludes, batch, dtype))
 
     def _project(
         self, x: Sequence, ctx: Context, state: AttentionState | None
@@ -228,20 +226,18 @@ class Attention(Mixer):
             shifts = [after, later]
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
-        preludes: list[Any] = []
-        projected = [q, k, v]
-        for i, prelude in enumerate(self.preludes):
-            flat = projected[i].reshape(batch, length, -1)
-            flat, after = prelude(flat, ctx.segments, None if state is None else state.preludes[i])
-            projected[i] = flat.reshape(projected[i].shape)
-            preludes.append(after)
-        q, k, v = projected
+        preludes: tuple[Any, ...] = ()
+        if self.preludes:
+            flat = [each.reshape(batch, length, -1) for each in (q, k, v)]
+            before = None if state is None else state.preludes
+            flat, preludes = behind_preludes(self.preludes, flat, ctx.segments, before)
+            q, k, v = (y.reshape(each.shape) for y, each in zip(flat, (q, k, v), strict=True))
         if isinstance(self.position, Rope):
             q, k = self.position.rotate(q, ctx.positions), self.position.rotate(k, ctx.positions)
         elif isinstance(self.position, GridRope):
             grid = required_grid(ctx, type(self).__name__)
             q, k = self.position.rotate(q, grid), self.position.rotate(k, grid)
-        return q, k, v, tuple(shifts), tuple(preludes)
+        return q, k, v, tuple(shifts), preludes
 
     def _look(self, k: Keys, v: Values, x: Sequence, ctx: Context, cache: KeyValueCache | None) -> View:
         gates = None if self.forget is None else self.forget(x)

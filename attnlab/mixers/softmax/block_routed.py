@@ -1,7 +1,8 @@
 """Attention to the blocks of tokens whose mean keys match the query best."""
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +20,25 @@ from attnlab.functional.reach import Reach
 from attnlab.functional.recurrences import document_starts
 from attnlab.functional.rotary import rotated_channels
 from attnlab.mixers.mixer import Mixer
-from attnlab.nn.heads import head_channels
+from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.positions import Rope
+from attnlab.nn.preludes import Prelude, behind_preludes, preludes_for, states_of
 from attnlab.nn.projections import Linear
-from attnlab.typing import Sequence
+from attnlab.typing import Sequence, State
+
+
+class BlockRoutedState(NamedTuple):
+    """What a layer remembers of a stream.
+
+    Attributes:
+      entries: keys and values; see `KeyValueCache`.
+      consumed: number of tokens so far.
+      preludes: the states of the preludes of queries, keys and values; empty without preludes.
+    """
+
+    entries: Entries
+    consumed: Int[Array, '']
+    preludes: tuple[State, ...]
 
 
 class BlockRoutedAttention(Mixer):
@@ -41,6 +57,7 @@ class BlockRoutedAttention(Mixer):
       heads: each of `dim / heads` channels.
       block: tokens of a block.
       blocks: how many of them a query reads, its own included.
+      prelude: made as `prelude(dim, rngs=)`, one each for queries, keys and values, before rotations.
       position: how positions enter the scores; `None`: not at all.
       rngs: draws the parameters.
     """
@@ -52,6 +69,7 @@ class BlockRoutedAttention(Mixer):
         heads: int,
         block: int = 256,
         blocks: int = 4,
+        prelude: Callable[..., Prelude] | None = None,
         position: Rope | None = None,
         rngs: nnx.Rngs,
     ):
@@ -60,17 +78,23 @@ class BlockRoutedAttention(Mixer):
             rotated_channels(self.channels, position.fraction)
         self.blocks = Blocks(block=block, stride=block, size=block, count=blocks, initial=0, local=1)
         self.query, self.key, self.value = (Linear(dim, dim, rngs=rngs) for _ in range(3))
+        self.preludes = preludes_for(prelude, dim, dim, dim, rngs=rngs)
         self.output = Linear(dim, dim, axes=('heads', 'embed'), rngs=rngs)
 
     def __call__(
-        self, x: Sequence, ctx: Context, state: KeyValueCache | None = None
-    ) -> tuple[Sequence, KeyValueCache | None]:
-        q, k, v = (
-            linear(x).reshape(*x.shape[:2], self.heads, self.channels) for linear in (self.query, self.key, self.value)
+        self, x: Sequence, ctx: Context, state: BlockRoutedState | None = None
+    ) -> tuple[Sequence, BlockRoutedState | None]:
+        (q, k, v), preludes = behind_preludes(
+            self.preludes,
+            (linear(x) for linear in (self.query, self.key, self.value)),
+            ctx.segments,
+            None if state is None else state.preludes,
+            lambda y: by_head(y, self.heads),
         )
         if self.position is not None:
             q, k = self.position.rotate(q, ctx.positions), self.position.rotate(k, ctx.positions)
-        view = look(Entries(k, v, ctx.segments_or_ones()), ctx, Reach(), state)
+        cache = None if state is None else KeyValueCache(state.entries, state.consumed)
+        view = look(Entries(k, v, ctx.segments_or_ones()), ctx, Reach(), cache)
         keys, values, segments = view.entries
         slots = jnp.arange(segments.shape[1], dtype=jnp.int32)[None]
         firsts = jax.lax.cummax(jnp.where(document_starts(segments), slots, 0), axis=1)
@@ -83,12 +107,14 @@ class BlockRoutedAttention(Mixer):
             blocks=self.blocks,
             importance=scored,
         )
-        return view.or_nan(self.output(y.reshape(x.shape))), view.cache
+        y = view.or_nan(self.output(y.reshape(x.shape)))
+        return y, None if view.cache is None else BlockRoutedState(*view.cache, preludes)
 
-    def init_state(self, batch: int, length: int, dtype: DTypeLike) -> KeyValueCache:
+    def init_state(self, batch: int, length: int, dtype: DTypeLike) -> BlockRoutedState:
         """Returns an empty cache of `length` slots."""
-        sizes: Any = {'kv_heads': self.heads, 'key_dim': self.channels, 'value_dim': self.channels}
-        return empty_cache(batch, length, **sizes, dtype=dtype)
+        channels = self.channels
+        cache = empty_cache(batch, length, kv_heads=self.heads, key_dim=channels, value_dim=channels, dtype=dtype)
+        return BlockRoutedState(*cache, states_of(self.preludes, batch, dtype))
 
 
 def _means(keys: Float[Array, 'b s h k'], firsts: Int[Array, 'b s'], blocks: Blocks) -> Compressed:

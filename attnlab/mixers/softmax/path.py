@@ -17,9 +17,9 @@ from attnlab.functional.precision import wide_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.feature_maps import UnitNorm
 from attnlab.nn.heads import by_head, head_channels
-from attnlab.nn.preludes import ConvState, ShortConv
+from attnlab.nn.preludes import ConvState, Prelude, ShortConv, behind_preludes, preludes_for, states_of
 from attnlab.nn.projections import Linear
-from attnlab.typing import Heads, Keys, Queries, Segments, Sequence, Values
+from attnlab.typing import Heads, Keys, Queries, Segments, Sequence, State, Values
 
 CHUNK = 64
 """The most tokens whose reflections are multiplied out at a time."""
@@ -44,10 +44,17 @@ class MovedKeys(NamedTuple):
 
 
 class PathState(NamedTuple):
-    """What a layer remembers of a stream: the past, and the inputs that the convolution still needs."""
+    """What a layer remembers of a stream.
+
+    Attributes:
+      past: keys and values.
+      conv: the inputs that the convolution still needs.
+      preludes: the states of the preludes of queries, keys and values; empty without preludes.
+    """
 
     past: MovedKeys
     conv: ConvState
+    preludes: tuple[State, ...]
 
 
 class PathAttention(Mixer):
@@ -68,6 +75,7 @@ class PathAttention(Mixer):
       heads: each of `dim / heads` channels.
       rank: columns of the bottleneck.
       width: of the convolution.
+      prelude: made as `prelude(dim, rngs=)`, one each for queries, keys and values; not for `w`.
       forget: made as `forget(dim, heads=, rngs=)`; gives the logarithms of forget gates, `b t h`, from the input.
       rngs: draws the parameters.
     """
@@ -81,11 +89,13 @@ class PathAttention(Mixer):
         heads: int,
         rank: int = 32,
         width: int = 3,
+        prelude: Callable[..., Prelude] | None = None,
         forget: Callable[..., nnx.Module] | None = None,
         rngs: nnx.Rngs,
     ):
         self.heads, self.channels = heads, head_channels(dim, heads)
         self.query, self.key, self.value = (Linear(dim, dim, rngs=rngs) for _ in range(3))
+        self.preludes = preludes_for(prelude, dim, dim, dim, rngs=rngs)
         self.down = Linear(dim, rank, axes=('embed', None), rngs=rngs)
         self.up = Linear(rank, dim, axes=(None, 'heads'), rngs=rngs)
         self.conv = ShortConv(dim, width=width, rngs=rngs)
@@ -95,7 +105,13 @@ class PathAttention(Mixer):
 
     def __call__(self, x: Sequence, ctx: Context, state: PathState | None = None) -> tuple[Sequence, PathState | None]:
         wide, (b, t, _) = wide_dtype(x.dtype), x.shape
-        q, k, v = (by_head(linear(x), self.heads) for linear in (self.query, self.key, self.value))
+        (q, k, v), preludes = behind_preludes(
+            self.preludes,
+            (linear(x) for linear in (self.query, self.key, self.value)),
+            ctx.segments,
+            None if state is None else state.preludes,
+            lambda y: by_head(y, self.heads),
+        )
         axes, conv = self.conv(self.up(self.down(x)), ctx.segments, None if state is None else state.conv)
         axes = UnitNorm().wide(by_head(axes, self.heads))
         strength = 2 * jax.nn.sigmoid(self.strength(x).astype(wide))
@@ -107,11 +123,12 @@ class PathAttention(Mixer):
         y = self.output(y.reshape(x.shape))
         if conv is None:
             return y, None
-        return jnp.where(past.consumed > past.segments.shape[1], jnp.nan, y), PathState(past, conv)
+        return jnp.where(past.consumed > past.segments.shape[1], jnp.nan, y), PathState(past, conv, preludes)
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> PathState:
         """Returns an empty past of `length` slots."""
-        return PathState(self._nothing(batch, length, dtype), self.conv.init_state(batch, dtype))
+        past, conv = self._nothing(batch, length, dtype), self.conv.init_state(batch, dtype)
+        return PathState(past, conv, states_of(self.preludes, batch, dtype))
 
     def _nothing(self, batch: int, length: int, dtype: DTypeLike) -> MovedKeys:
         shape, wide = (batch, length, self.heads), wide_dtype(dtype)

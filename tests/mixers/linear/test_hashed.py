@@ -8,11 +8,13 @@ import pytest
 from flax import nnx
 
 from attnlab.errors import UserError
+from attnlab.mixers.linear import hashed as module
 from attnlab.mixers.linear.hashed import HashedAttention
 from attnlab.nn.hashing import DocumentHash
+from attnlab.nn.preludes import Canon
 from attnlab.testing.contract import Subject
 from attnlab.testing.contract.streaming import check_decoding
-from tests.mixers.linear.equations import DIM, HEADS, apply, check_layer, heads
+from tests.mixers.linear.equations import DIM, HEADS, apply, batch, check_layer, heads
 
 SIZES = {'bits': 6, 'anchors': 7}
 
@@ -73,3 +75,14 @@ def test_the_own_value_streams():
 def test_the_spread_of_a_document_is_not_causal():
     with pytest.raises(UserError, match="spread of HashedAttention is 'document', which looks ahead"):
         HashedAttention(DIM, heads=HEADS, spread='document', rngs=nnx.Rngs(0))
+
+
+def test_hashes_are_fitted_to_queries_behind_their_prelude(monkeypatch):
+    """Of some tokens of the row, whose neighbours the convolution reads all the same; anchors are queries of it."""
+    monkeypatch.setattr(module, 'SAMPLED', 7)
+    mixer = HashedAttention(DIM, heads=HEADS, bits=3, anchors=5, prelude=Canon, rngs=nnx.Rngs(0))
+    x, ctx = batch(np.ones((1, 21), int))
+    mixer.fit(x, ctx, jax.random.key(0))
+    queries = np.moveaxis(np.asarray(mixer.hashed(x, ctx.segments))[0], 1, 0)
+    for anchors, own in zip(np.asarray(mixer.hash.anchors[...]), queries, strict=True):
+        assert np.abs(anchors[:, None] - own[None]).max(axis=-1).min(axis=1).max() < 1e-6
