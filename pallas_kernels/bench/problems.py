@@ -228,6 +228,7 @@ def _selective_scan(z: Sizes) -> Iterator[Problem]:
     }
     ours = pallas_kernels.selective_scan
     contenders = {OURS: _first(ours), **{name: _first(form) for name, form in _forms(ours).items()}}
+    contenders |= _of_jla(_jax_selective_scan)
     if z.dtype == jnp.float32:
         contenders['lax.scan of the definition'] = _first(functools.partial(ours, implementation='reference'))
     flops, result = 7 * z.b * z.t * d * n, arrays['x'].nbytes
@@ -235,7 +236,7 @@ def _selective_scan(z: Sizes) -> Iterator[Problem]:
 
 
 def _linear_attention(z: Sizes) -> Iterator[Problem]:
-    kinds = {'no decay': None, 'scalar': 'simple_gla', 'vector': 'gla'}
+    kinds = {'no decay': 'simple_gla', 'scalar': 'simple_gla', 'vector': 'gla'}
     for kind, theirs in kinds.items():
         arrays = _recurrent(z, kind)
         yield _recurrence(z, 'linear_attention', kind, arrays, 4, theirs)
@@ -280,9 +281,8 @@ def _recurrence(z: Sizes, core: str, kind: str, arrays: Arrays, per_element: int
     contenders = {OURS: _first(ours), **{name: _first(form) for name, form in _forms(ours).items()}}
     if target.current().platform == 'cpu':
         contenders['lax.scan of the definition'] = _first(functools.partial(ours, implementation='reference'))
-    # Built for Hopper and pinned to one version of JAX: timed where it is installed.
-    if theirs is not None and importlib.util.find_spec('jla') is not None:
-        contenders['jax-linear-attention'] = functools.partial(_jax_linear_attention, theirs)
+    if theirs is not None:
+        contenders |= _of_jla(functools.partial(_jax_linear_attention, theirs))
     flops = per_element * z.b * z.t * z.h * z.k * z.k
     result = arrays['v'].nbytes
     moved = sum(array.nbytes for array in arrays.values()) + result
@@ -297,9 +297,25 @@ def _jax_linear_attention(
     log_decay: jax.Array | None = None,
     beta: jax.Array | None = None,
 ) -> jax.Array:
+    if kind == 'simple_gla' and log_decay is None:
+        # It has no kind without decays; those of one a head are the fewest.
+        log_decay = jnp.zeros(q.shape[:3], jnp.float32)
     gates = {name: gate for name, gate in (('g', log_decay), ('beta', beta)) if gate is not None}
-    # Named, since by default it falls back to plain JAX silently.
-    return importlib.import_module('jla.ops').linear_attention(kind, q, k, v, **gates, impl='mosaic_gpu')[0]
+    return _jla(kind, q, k, v, **gates)
+
+
+def _jax_selective_scan(x: jax.Array, dt: jax.Array, A: jax.Array, B: jax.Array, C: jax.Array) -> jax.Array:
+    return _jla('mamba1', C, B, x, dt=dt, a=A, backward='kernel')
+
+
+def _of_jla(contender: Contender) -> dict[str, Contender]:
+    """Built for Hopper and pinned to one version of JAX: timed where it is installed."""
+    return {} if importlib.util.find_spec('jla') is None else {'jax-linear-attention': contender}
+
+
+def _jla(kind: str, *arrays: jax.Array, **options: Any) -> jax.Array:
+    """Its kernels are named, since by default it falls back to plain JAX silently."""
+    return importlib.import_module('jla.ops').linear_attention(kind, *arrays, **options, impl='mosaic_gpu')[0]
 
 
 def _asked(z: Sizes) -> tuple[dict[str, jax.Array], jax.Array]:

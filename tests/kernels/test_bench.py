@@ -1,5 +1,7 @@
 import dataclasses
 import json
+import sys
+import types
 
 import jax
 import numpy as np
@@ -59,6 +61,26 @@ def test_forms_that_leave_out_classes_are_of_the_same_loss():
     (partial,) = problems.problems('partial_fc', everything)
     found = [np.asarray(contender(**partial.arrays)) for contender in partial.contenders.values()]
     np.testing.assert_allclose(*found, rtol=1e-4)
+
+
+def test_kernels_of_jax_linear_attention_are_named(monkeypatch):
+    asked = []
+
+    def kernel(kind, q, k, v, *, impl, **gates):
+        asked.append((kind, impl, gates))
+        return v, None
+
+    monkeypatch.setattr(problems.importlib.util, 'find_spec', lambda name: name)
+    monkeypatch.setitem(sys.modules, 'jla.ops', types.SimpleNamespace(linear_attention=kernel))
+    for core in ('linear_attention', 'delta_rule', 'selective_scan'):
+        for problem in problems.problems(core, problems.SMALL):
+            if 'jax-linear-attention' in problem.contenders:
+                problem.contenders['jax-linear-attention'](**problem.arrays)
+    kinds = ['simple_gla', 'simple_gla', 'gla', 'deltanet', 'gated_deltanet', 'kda', 'mamba1']
+    assert [(kind, impl) for kind, impl, _ in asked] == [(kind, 'mosaic_gpu') for kind in kinds]
+    # Without decays it is given some that forget nothing.
+    assert not asked[0][2]['g'].any() and asked[1][2]['g'].any()
+    assert asked[-1][2].keys() == {'dt', 'a', 'backward'}
 
 
 def test_contenders_are_timed_in_turns():

@@ -408,6 +408,8 @@ def test_every_case_has_a_name_of_its_own_and_those_of_rehearsals_are_not_among_
         'bench/diagonal_low_rank/1 vector, b is k/forward and backward',
         'peers/cuDNN/attention/Softmax/forward and backward',
         'peers/flash-linear-attention/delta_rule/vector/',
+        'peers/jax-linear-attention/linear_attention/no decay/forward',
+        'peers/jax-linear-attention/selective_scan/selective_scan/forward',
         'train/griffin',
         'tokens/350m/gated_delta_net/4x8192',
         'tune/attention/0, k 64/attention_hopper 1',
