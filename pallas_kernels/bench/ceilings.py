@@ -13,7 +13,7 @@ CHAIN = 64
 
 @dataclasses.dataclass(frozen=True)
 class Ceilings:
-    """Rates of a device: bytes that a copy reads and writes a second, operations of a product, exponentials in float32."""
+    """Rates of a device: bytes that a copy reads and writes, operations of a product, exponentials in float32."""
 
     bytes_per_second: float
     flops_per_second: float
