@@ -30,6 +30,9 @@ TPUS = {
 
 GPU = re.compile(r'H100x([1-9]\d{0,3})')
 
+MOST_GPUS = 9999
+"""The most that such a name counts."""
+
 HOST = 8
 """GPUs of a host, where there are several."""
 
@@ -163,7 +166,7 @@ def nearest_topology(name: str) -> str | None:
     """The usual topology nearest to a name: of the same kind, with about as many chips; `None` for no such kind."""
     if name.lower().startswith(('h', 'gpu', 'cuda')):
         digits = re.findall(r'\d+', name)
-        return f'H100x{digits[-1] if len(digits) > 1 else 8}'
+        return f'H100x{min(max(int(digits[-1]), 1), MOST_GPUS) if len(digits) > 1 else 8}'
     kind, _, shape = name.lower().partition(':')
     close = difflib.get_close_matches(kind, TPUS, n=1)
     if not close:

@@ -84,6 +84,7 @@ def lines(
         # The backward pass reads the arguments again, with the gradient of the result, and writes their gradients: the
         # arguments move three times, the result twice.
         moved = 3.0 * problem.bytes - problem.result_bytes if gradients else problem.bytes
+        exponentials = problem.exponentials[gradients]
         failures: dict[str, str] = {}
         with alone():
             # Some fail when they run only, as for want of memory.
@@ -111,7 +112,7 @@ def lines(
                 high=times[name].high,
                 tflops=factor * problem.flops / times[name].seconds / 1e12,
                 gigabytes=moved / times[name].seconds / 1e9,
-                ceiling=ceilings.seconds(factor * problem.flops, moved) / times[name].seconds,
+                ceiling=ceilings.seconds(factor * problem.flops, moved, exponentials) / times[name].seconds,
                 temporary_mib=program.temporary_bytes / 2**20,
                 compile_seconds=program.compile_seconds,
                 quartiles=times[name].quartiles_in_milliseconds,

@@ -34,6 +34,7 @@ class Problem:
       flops: operations of the forward pass by its definition.
       bytes: of its arguments and results, each moved once.
       result_bytes: of its results, as far as `bytes` has them: losses and what is chosen are small beside arguments.
+      exponentials: by its definition, of the forward pass and of both; none of heads, beside products.
     """
 
     core: str
@@ -43,6 +44,7 @@ class Problem:
     flops: float
     bytes: float
     result_bytes: float = 0
+    exponentials: tuple[int, int] = (0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +98,15 @@ MAPS: tuple[maps.WeightMap, ...] = (
 )
 """The weight maps timed, plain softmax first."""
 
+WITHOUT_EXPONENTIALS = (
+    maps.Relu,
+    maps.PowerSoftmax,
+    maps.StableMax,
+    maps.TaylorSoftmax,
+    maps.Sparsemax,
+    maps.Entmax15,
+)
+
 
 def problems(core: str, sizes: Sizes) -> Iterator[Problem]:
     """The problems of a core."""
@@ -110,7 +121,8 @@ def _softmax(z: Sizes) -> Iterator[Problem]:
         'jax.nn.softmax': jax.nn.softmax,
     }
     contenders = {name: _of('x', contender) for name, contender in contenders.items()}
-    yield Problem('softmax', f'{z.rows} x {z.row}', {'x': x}, contenders, 5 * x.size, 2 * x.nbytes, x.nbytes)
+    taken = _exponentials(cost.softmax(n=z.rows, o=z.row))
+    yield Problem('softmax', f'{z.rows} x {z.row}', {'x': x}, contenders, 5 * x.size, 2 * x.nbytes, x.nbytes, taken)
 
 
 def _softmax_topk(z: Sizes) -> Iterator[Problem]:
@@ -122,7 +134,9 @@ def _softmax_topk(z: Sizes) -> Iterator[Problem]:
     ours = functools.partial(pallas_kernels.softmax_topk, k=8)
     contenders: dict[str, Contender] = {OURS: ours, **_forms(ours), 'jax.lax.top_k of jax.nn.softmax': separate}
     contenders = {name: _of('x', contender) for name, contender in contenders.items()}
-    yield Problem('softmax_topk', f'{z.rows} x {z.row}, k 8', {'x': x}, contenders, 5 * x.size, x.nbytes)
+    taken = _exponentials(cost.softmax_topk(n=z.rows, o=z.row, k=8))
+    size = f'{z.rows} x {z.row}, k 8'
+    yield Problem('softmax_topk', size, {'x': x}, contenders, 5 * x.size, x.nbytes, exponentials=taken)
 
 
 def _attention(z: Sizes) -> Iterator[Problem]:
@@ -132,12 +146,14 @@ def _attention(z: Sizes) -> Iterator[Problem]:
     size = f'b {b}, t {t}, h {h}, k {z.k}, causal'
     result = arrays['v'].nbytes
     moved = sum(array.nbytes for array in arrays.values()) + result
+    taken = _exponentials(cost.attention(b=b, t=t, s=t, h=h, g=h, k=z.k, v=z.k))
     for weights in MAPS:
         name = repr(weights) if weights.soft_cap else type(weights).__name__
         ours = functools.partial(pallas_kernels.attention, weights=weights)
         contenders: dict[str, Contender] = {OURS: ours, **_forms(ours)}
         contenders |= _library_attention() if name == 'Softmax' else {'Softmax': pallas_kernels.attention}
-        yield Problem('attention', f'{name}: {size}', arrays, contenders, flops, moved, result)
+        exponentials = (0, 0) if isinstance(weights, WITHOUT_EXPONENTIALS) else taken
+        yield Problem('attention', f'{name}: {size}', arrays, contenders, flops, moved, result, exponentials)
 
 
 def _library_attention() -> dict[str, Contender]:
@@ -212,9 +228,10 @@ def _short_conv(z: Sizes) -> Iterator[Problem]:
 
     ours = functools.partial(pallas_kernels.short_conv, activation='silu')
     contenders: dict[str, Contender] = {OURS: ours, **_forms(ours), 'jax.lax.conv_general_dilated': by_library}
-    flops = cost.short_conv(b=z.b, t=z.long, d=z.width, w=4, activation='silu').model.forward.flops
+    call = cost.short_conv(b=z.b, t=z.long, d=z.width, w=4, activation='silu')
+    flops, taken = call.model.forward.flops, _exponentials(call)
     size = f'b {z.b}, t {z.long}, d {z.width}, w 4, silu'
-    yield Problem('short_conv', size, {'x': x, 'taps': taps}, contenders, flops, 2 * x.nbytes, x.nbytes)
+    yield Problem('short_conv', size, {'x': x, 'taps': taps}, contenders, flops, 2 * x.nbytes, x.nbytes, taken)
 
 
 def _selective_scan(z: Sizes) -> Iterator[Problem]:
@@ -228,14 +245,17 @@ def _selective_scan(z: Sizes) -> Iterator[Problem]:
     }
     ours = pallas_kernels.selective_scan
     contenders = {OURS: _first(ours), **{name: _first(form) for name, form in _forms(ours).items()}}
+    contenders |= _of_jla(_jax_selective_scan)
     if z.dtype == jnp.float32:
         contenders['lax.scan of the definition'] = _first(functools.partial(ours, implementation='reference'))
     flops, result = 7 * z.b * z.t * d * n, arrays['x'].nbytes
-    yield Problem('selective_scan', f'b {z.b}, t {z.t}, d {d}, n {n}', arrays, contenders, flops, 3 * result, result)
+    taken = _exponentials(cost.selective_scan(b=z.b, t=z.t, d=d, n=n))
+    size = f'b {z.b}, t {z.t}, d {d}, n {n}'
+    yield Problem('selective_scan', size, arrays, contenders, flops, 3 * result, result, taken)
 
 
 def _linear_attention(z: Sizes) -> Iterator[Problem]:
-    kinds = {'no decay': None, 'scalar': 'simple_gla', 'vector': 'gla'}
+    kinds = {'no decay': 'simple_gla', 'scalar': 'simple_gla', 'vector': 'gla'}
     for kind, theirs in kinds.items():
         arrays = _recurrent(z, kind)
         yield _recurrence(z, 'linear_attention', kind, arrays, 4, theirs)
@@ -280,13 +300,14 @@ def _recurrence(z: Sizes, core: str, kind: str, arrays: Arrays, per_element: int
     contenders = {OURS: _first(ours), **{name: _first(form) for name, form in _forms(ours).items()}}
     if target.current().platform == 'cpu':
         contenders['lax.scan of the definition'] = _first(functools.partial(ours, implementation='reference'))
-    # Built for Hopper and pinned to one version of JAX: timed where it is installed.
-    if theirs is not None and importlib.util.find_spec('jla') is not None:
-        contenders['jax-linear-attention'] = functools.partial(_jax_linear_attention, theirs)
+    if theirs is not None:
+        contenders |= _of_jla(functools.partial(_jax_linear_attention, theirs))
     flops = per_element * z.b * z.t * z.h * z.k * z.k
     result = arrays['v'].nbytes
     moved = sum(array.nbytes for array in arrays.values()) + result
-    return Problem(core, f'{kind}: b {z.b}, t {z.t}, h {z.h}, k {z.k}', arrays, contenders, flops, moved, result)
+    decay = None if 'log_decay' not in arrays else 'scalar' if arrays['log_decay'].ndim == 3 else 'vector'
+    taken = _exponentials(getattr(cost, core)(b=z.b, t=z.t, h=z.h, k=z.k, v=z.k, decay=decay))
+    return Problem(core, f'{kind}: b {z.b}, t {z.t}, h {z.h}, k {z.k}', arrays, contenders, flops, moved, result, taken)
 
 
 def _jax_linear_attention(
@@ -297,9 +318,25 @@ def _jax_linear_attention(
     log_decay: jax.Array | None = None,
     beta: jax.Array | None = None,
 ) -> jax.Array:
+    if kind == 'simple_gla' and log_decay is None:
+        # It has no kind without decays; those of one a head are the fewest.
+        log_decay = jnp.zeros(q.shape[:3], jnp.float32)
     gates = {name: gate for name, gate in (('g', log_decay), ('beta', beta)) if gate is not None}
-    # Named, since by default it falls back to plain JAX silently.
-    return importlib.import_module('jla.ops').linear_attention(kind, q, k, v, **gates, impl='mosaic_gpu')[0]
+    return _jla(kind, q, k, v, **gates)
+
+
+def _jax_selective_scan(x: jax.Array, dt: jax.Array, A: jax.Array, B: jax.Array, C: jax.Array) -> jax.Array:
+    return _jla('mamba1', C, B, x, dt=dt, a=A, backward='kernel')
+
+
+def _of_jla(contender: Contender) -> dict[str, Contender]:
+    """Built for Hopper and pinned to one version of JAX: timed where it is installed."""
+    return {} if importlib.util.find_spec('jla') is None else {'jax-linear-attention': contender}
+
+
+def _jla(kind: str, *arrays: jax.Array, **options: Any) -> jax.Array:
+    """Its kernels are named, since by default it falls back to plain JAX silently."""
+    return importlib.import_module('jla.ops').linear_attention(kind, *arrays, **options, impl='mosaic_gpu')[0]
 
 
 def _asked(z: Sizes) -> tuple[dict[str, jax.Array], jax.Array]:
@@ -316,7 +353,9 @@ def _cross_entropy(z: Sizes) -> Iterator[Problem]:
     contenders: dict[str, Contender] = {OURS: ours, **_forms(ours), 'dense logits': _dense(labels)}
     flops = 2 * z.tokens * z.model * z.vocab
     moved = sum(array.nbytes for array in arrays.values())
-    yield Problem('cross_entropy', f'n {z.tokens}, d {z.model}, o {z.vocab}', arrays, contenders, flops, moved)
+    taken = _exponentials(cost.cross_entropy(n=z.tokens, d=z.model, o=z.vocab))
+    size = f'n {z.tokens}, d {z.model}, o {z.vocab}'
+    yield Problem('cross_entropy', size, arrays, contenders, flops, moved, exponentials=taken)
 
 
 def _mixture_of_softmaxes(z: Sizes) -> Iterator[Problem]:
@@ -471,6 +510,12 @@ def _forms(ours: Contender) -> dict[str, Contender]:
     if target.current().platform == 'cpu':
         return {}
     return {f'{OURS}, xla': functools.partial(ours, implementation='xla')}
+
+
+def _exponentials(call: cost.CallCost) -> tuple[int, int]:
+    """Those of the definition, in the forward pass and in both."""
+    forward = call.model.forward.exponentials
+    return forward, forward + call.model.backward.exponentials
 
 
 def _first(function: Contender) -> Contender:

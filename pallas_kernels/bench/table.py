@@ -39,6 +39,7 @@ def facts(ceilings: Ceilings) -> dict[str, Any]:
         'jaxlib': importlib.metadata.version('jaxlib'),
         'copy, GB/s': round(ceilings.bytes_per_second / 1e9, 1),
         'matrix product, TFLOP/s': round(ceilings.flops_per_second / 1e12, 3),
+        'exponentials, G/s': round(ceilings.exponentials_per_second / 1e9, 1),
     }
 
 

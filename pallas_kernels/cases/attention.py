@@ -108,6 +108,8 @@ CASES = {
         added=('slopes',),
         bias='b h t s',
     ),
+    'blind rows': Case(b=1, t=300, s=11, h=2, k=16),
+    'keys that nobody sees': Case(b=1, t=11, s=300, h=2, k=16, window=5),
     'long': Case(b=1, t=1100, h=2, g=1, k=16, v=8, window=300, sinks=4),
 }
 
@@ -152,9 +154,12 @@ KERNEL = (
     'large',
     'tiles',
     'whole tiles of documents',
+    'blind rows',
+    'keys that nobody sees',
 )
 """The cases that every kernel serves; in 'masked', used with every map, no query sees a single key, where some maps are
-ill-conditioned."""
+ill-conditioned. In 'blind rows' whole tiles of queries see no key, in 'keys that nobody sees' no query sees whole tiles
+of keys."""
 
 
 def call(name: str, dtype: DTypeLike = jnp.float32, weights: maps.WeightMap | None = None) -> drawing.Call:

@@ -50,8 +50,12 @@ KERNEL = ('one', 'two', 'constant', 'one decay a step', 'packed', 'packed, rever
 
 
 def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
-    """Returns the call of `CASES[name]`: `x` and `decay` of `dtype` or complex, `state` of float32 at least."""
-    case = CASES[name]
+    """Returns the call of `CASES[name]`, see `draw`."""
+    return draw(name, CASES[name], dtype)
+
+
+def draw(name: str, case: Case, dtype: DTypeLike = jnp.float32) -> drawing.Call:
+    """Returns a call: `x` and `decay` of `dtype` or complex, `state` float32 at least; the name seeds the numbers."""
     sizes = {'b': case.b, 't': case.t, 'd': case.d}
     modulus = jax.nn.sigmoid(1 + drawing.normal(name, 'decay', drawing.shape(case.decay, sizes), jnp.float32))
     arrays = {

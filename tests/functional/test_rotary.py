@@ -1,5 +1,6 @@
 """Rotation against angles worked out by hand."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -71,3 +72,8 @@ def test_a_base_is_positive(base: float):
         rotate(jnp.ones((1, 1, 1, 4)), jnp.zeros((1, 1), jnp.int32), base=base)
     with pytest.raises(UserError, match=f'base is {base}; positions are turned at powers of it'):
         axial_angles((2, 2), 4, base, jnp.float32)
+
+
+def test_sines_are_computed_once_for_all_that_is_rotated():
+    x, positions = jnp.zeros((1, 2, 3, 4)), jnp.zeros((1, 2), jnp.int32)
+    assert str(jax.make_jaxpr(rotate)(x, positions)).count('optimization_barrier') == 1

@@ -1,12 +1,14 @@
 import dataclasses
 import json
+import sys
+import types
 
 import jax
 import numpy as np
 import pytest
 
 from pallas_kernels.bench import __main__ as bench
-from pallas_kernels.bench import measure, problems, table, timing
+from pallas_kernels.bench import ceilings, measure, problems, table, timing
 from pallas_kernels.bench.ceilings import Ceilings
 
 
@@ -61,6 +63,26 @@ def test_forms_that_leave_out_classes_are_of_the_same_loss():
     np.testing.assert_allclose(*found, rtol=1e-4)
 
 
+def test_kernels_of_jax_linear_attention_are_named(monkeypatch):
+    asked = []
+
+    def kernel(kind, q, k, v, *, impl, **gates):
+        asked.append((kind, impl, gates))
+        return v, None
+
+    monkeypatch.setattr(problems.importlib.util, 'find_spec', lambda name: name)
+    monkeypatch.setitem(sys.modules, 'jla.ops', types.SimpleNamespace(linear_attention=kernel))
+    for core in ('linear_attention', 'delta_rule', 'selective_scan'):
+        for problem in problems.problems(core, problems.SMALL):
+            if 'jax-linear-attention' in problem.contenders:
+                problem.contenders['jax-linear-attention'](**problem.arrays)
+    kinds = ['simple_gla', 'simple_gla', 'gla', 'deltanet', 'gated_deltanet', 'kda', 'mamba1']
+    assert [(kind, impl) for kind, impl, _ in asked] == [(kind, 'mosaic_gpu') for kind in kinds]
+    # Without decays it is given some that forget nothing.
+    assert not asked[0][2]['g'].any() and asked[1][2]['g'].any()
+    assert asked[-1][2].keys() == {'dt', 'a', 'backward'}
+
+
 def test_contenders_are_timed_in_turns():
     calls = []
     timing.alternate({name: lambda name=name: calls.append(name) for name in 'ab'}, 'a', timing.Patience(4, 1e-5))
@@ -100,17 +122,51 @@ def test_both_passes_move_arguments_three_times_and_results_twice(core, forward,
     monkeypatch.setattr(timing, 'alternate', lambda calls, *_: dict.fromkeys(calls, times))
     problem = next(problems.problems(core, problems.SMALL))
     problem = dataclasses.replace(problem, contenders={problems.OURS: problem.contenders[problems.OURS]})
-    lines = list(measure.lines(problem, Ceilings(1e9, 1e30), timing.Patience(3)))
+    lines = list(measure.lines(problem, Ceilings(1e9, 1e30, 1e30), timing.Patience(3)))
     array = next(iter(problem.arrays.values())).nbytes / 1e9
     assert [line.gigabytes / array for line in lines] == pytest.approx([forward, both])
     assert [line.ceiling for line in lines] == pytest.approx([forward * array, both * array])
     assert [line.rounds for line in lines] == [3, 3]
 
 
-def test_the_ceiling_is_the_slower_of_two_rates():
-    ceilings = Ceilings(bytes_per_second=10, flops_per_second=100)
-    assert ceilings.seconds(flops=100, moved=20) == 2
-    assert ceilings.seconds(flops=500, moved=20) == 5
+def test_the_ceiling_is_the_slowest_of_three_rates():
+    top = Ceilings(bytes_per_second=10, flops_per_second=100, exponentials_per_second=5)
+    assert top.seconds(flops=100, moved=20) == 2
+    assert top.seconds(flops=500, moved=20) == 5
+    assert top.seconds(flops=500, moved=20, exponentials=35) == 7
+
+
+def test_every_rate_is_measured(monkeypatch):
+    times = {'copy': 2.0, 'product': 4.0, 'exponentials': 8.0}
+    made = {name: timing.Times(*[seconds] * 5, (seconds,) * 3) for name, seconds in times.items()}
+    monkeypatch.setattr(timing, 'alternate', lambda *_: made)
+    found = ceilings.measure('cpu', np.dtype(np.float32), timing.Patience(1))
+    assert found == Ceilings(24 * 2**20, 2 * 2048**3 / 4, ceilings.CHAIN * 2**16 / 8)
+    text = jax.jit(ceilings.chained).lower(np.zeros(8, np.float32)).compile().as_text()
+    assert text.count(' exponential(') == ceilings.CHAIN
+
+
+@pytest.mark.parametrize(
+    ('core', 'forward', 'both'), [('selective_scan', 128 * 32 * 16, 128 * 32 * 16), ('linear_scan', 0, 0)]
+)
+def test_exponentials_are_those_of_the_definition(core, forward, both, monkeypatch):
+    problem = next(problems.problems(core, problems.SMALL))
+    assert problem.exponentials == (forward, both)
+    times = timing.Times(1.0, 1.0, 1.0, 1.0, 1.0, (1.0, 1.0, 1.0))
+    monkeypatch.setattr(timing, 'alternate', lambda calls, *_: dict.fromkeys(calls, times))
+    problem = dataclasses.replace(problem, contenders={problems.OURS: problem.contenders[problems.OURS]})
+    lines = list(measure.lines(problem, Ceilings(1e30, 1e30, 1e9), timing.Patience(3)))
+    assert [line.ceiling for line in lines] == pytest.approx([forward / 1e9, both / 1e9], abs=1e-12)
+
+
+def test_maps_without_exponentials_have_none():
+    found = {
+        problem.name.partition(':')[0]: problem.exponentials
+        for problem in problems.problems('attention', problems.SMALL)
+    }
+    pairs = 2 * 128 * 129 // 2
+    assert found['Softmax'] == found['Sigmoid'] == (pairs, pairs)
+    assert found['Relu'] == found['Entmax15'] == (0, 0)
 
 
 def fails_in_tracing(**_):
@@ -140,7 +196,7 @@ def fails_when_it_runs(x, **_):
 def test_a_contender_that_fails_says_why_and_ours_may_not(broken, error, reason):
     problem = next(problems.problems('linear_scan', problems.SMALL))
     problem.contenders['other'] = broken
-    lines = list(measure.lines(problem, Ceilings(1, 1), timing.Patience(2, 1e-3)))
+    lines = list(measure.lines(problem, Ceilings(1, 1, 1), timing.Patience(2, 1e-3)))
     failed = [line for line in lines if line.contender == 'other']
     assert [line.what for line in failed] == list(measure.PASSES)
     assert all(line.failure.startswith(reason) and '\n' not in line.failure for line in failed)
@@ -148,7 +204,7 @@ def test_a_contender_that_fails_says_why_and_ours_may_not(broken, error, reason)
     assert all(line.milliseconds > 0 for line in lines if line not in failed)
     problem.contenders[problems.OURS] = broken
     with pytest.raises(error):
-        list(measure.lines(problem, Ceilings(1, 1), timing.Patience(2, 1e-3)))
+        list(measure.lines(problem, Ceilings(1, 1, 1), timing.Patience(2, 1e-3)))
 
 
 def test_the_tables_of_a_page_are_rewritten(tmp_path):

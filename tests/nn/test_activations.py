@@ -133,3 +133,8 @@ def test_mistakes_are_named():
         MLP(8, activation='prel', rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match="activation 'prelu' has parameters, and this part cannot hold any"):
         activation('prelu')
+
+
+def test_the_activation_of_a_gated_network_stands_behind_a_barrier():
+    mlp = GatedMLP(8, rngs=nnx.Rngs(0))
+    assert str(jax.make_jaxpr(mlp)(jnp.zeros((1, 2, 8)))).count('optimization_barrier') == 1

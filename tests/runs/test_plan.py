@@ -31,6 +31,7 @@ def test_plan_for_gpus_without_their_compiler_names_memory_kernels_and_an_estima
     topology = topologies.find('H100x2')
     config = language.get_config('zoo=gla+mha,size=tiny,conv=AC').unlock()
     config.precision.activations, config.model.stack.depth = 'bfloat16', 1
+    config.mesh.data, config.mesh.tensor, config.model.stack.blocks[0].mixer.heads = 1, 2, 1
     console = Console(file=io.StringIO(), width=200)
     print_plan_for(prepare(config.lock(), topology.devices), topology, Printer(console))
     text = console.file.getvalue()
@@ -39,6 +40,7 @@ def test_plan_for_gpus_without_their_compiler_names_memory_kernels_and_an_estima
     assert 'optimiser' in text
     assert 'residual convolutions stand at AC of layers' in text
     assert '989 TFLOP/s' in text
+    assert '\nwhole on every device: linear_attention: heads 1 over tensor 2\n' in text
     assert 'no layer is Attention: config.model.stack.depth is 1, the pattern has 2 layers' in text
     assert f'collectives\nits compiler: {topologies.NO_CUDA}\n' in text
     # Collectives are not known: none are taken for 0, nor is a bound said to have them.
@@ -180,6 +182,13 @@ def test_what_the_compiler_lacks_is_said_by_how_much():
 )
 def test_the_nearest_topology_is_named(name, near):
     assert topologies.nearest_topology(name).startswith(near)
+
+
+@pytest.mark.parametrize(('name', 'near'), [('H100x10000', 'H100x9999'), ('H100x0', 'H100x1')])
+def test_the_nearest_number_of_gpus_is_one_that_there_is(name, near):
+    assert topologies.nearest_topology(name) == near
+    with pytest.raises(UserError, match=f"^there is no topology '{name}'; the nearest is {near}$"):
+        topologies.find(name)
 
 
 def test_a_topology_that_is_none_is_refused_in_one_line():

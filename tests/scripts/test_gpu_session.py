@@ -13,7 +13,8 @@ import jax
 import numpy as np
 import pytest
 
-from pallas_kernels import tiling, tuning
+import pallas_kernels
+from pallas_kernels import dispatch, target, tiling, tuning
 from pallas_kernels.bench import table
 from scripts.session import cases, expected, lines, parent, preparation, report, turn
 from scripts.session.stages import correct, limits, profile, sanitize, tune
@@ -29,6 +30,8 @@ EXPECTED = {
     'correct/softmax/one/float32/xla': 'ok',
     'correct/linear_scan/one/float32/xla': 'ok',
     'limits/offsets/4096 x 256': 'ok',
+    'limits/length/linear_scan/64': 'ok',
+    'limits/sequences/linear_scan/128': 'ok',
     'limits/softmax/one/bfloat16/mosaic_gpu': 'ok',
     'sanitize/softmax': 'skipped',
     TUNED: 'ok',
@@ -105,7 +108,7 @@ def test_a_resumed_session_leaves_out_what_is_ok_and_ends_cleanly_when_told_to(p
     found = lines.read([tmp_path / 'session.jsonl'])
     assert {line['id'] for line in found} <= {name for name, status in EXPECTED.items() if status != 'ok'}
     assert {line['id']: line['status'] for line in found}['rehearsal/hang'] == 'skipped', printed
-    assert '10 were ok before; the session was stopped' in printed
+    assert '12 were ok before; the session was stopped' in printed
     assert not alive(f'--from={prepared}')
     merged = lines.newest([ran / 'session.jsonl', tmp_path / 'session.jsonl'])
     assert merged.keys() == EXPECTED.keys()
@@ -220,13 +223,38 @@ def test_what_the_sanitizer_says_is_the_result(tool, status, reason, prepared, t
 
 
 def test_last_rows_that_are_those_of_others_are_found(monkeypatch):
-    case, _ = limits.cases(small=True)
+    case, *_ = limits.cases(small=True)
     form = limits.pallas_kernels.softmax
     of_others = lambda x, implementation: form(jax.numpy.roll(x, 1, 0), implementation='xla')  # noqa: E731
     monkeypatch.setattr(limits.pallas_kernels, 'softmax', of_others)
     monkeypatch.setattr(jax, 'clear_caches', lambda: None)
     line = limits.run(case, pathlib.Path())
     assert line['status'] == 'wrong' and line['reason'].startswith('last rows [')
+
+
+def test_a_long_row_and_many_sequences_are_compared_with_the_portable_form(monkeypatch):
+    _, length, sequences, *_ = limits.cases(small=True)
+    monkeypatch.setattr(jax, 'clear_caches', lambda: None)
+    assert [limits.run(case, pathlib.Path())['served'] for case in (length, sequences)] == ['mosaic_gpu', 'xla']
+    form = limits.pallas_kernels.linear_scan
+
+    def of_others(x, *arguments, implementation, **others):
+        x = jax.numpy.roll(x, 1, 0) if implementation is None else x
+        return form(x, *arguments, implementation='xla', **others)
+
+    monkeypatch.setattr(limits.pallas_kernels, 'linear_scan', of_others)
+    line = limits.run(sequences, pathlib.Path())
+    assert line['status'] == 'wrong' and line['reason'].startswith('output 0 [')
+
+
+@pytest.mark.parametrize('core', ['linear_attention', 'linear_scan'])
+def test_more_sequences_than_a_grid_has_blocks_are_served_by_the_portable_form(core):
+    case = next(case for case in limits.cases(small=False) if case.id.startswith(f'limits/sequences/{core}/'))
+    for size, form in ((int(case.call), limits.PORTABLE), (8, 'mosaic_gpu')):
+        call = jax.eval_shape(lambda size=size: limits._drawn(case, b=size).arrays)
+        with target.compiling_for(target.H100), dispatch.ledger() as entries:
+            jax.eval_shape(lambda arrays: getattr(pallas_kernels, core)(**arrays), call)
+        assert entries[0].implementation == form
 
 
 def test_two_runs_that_differ_in_a_bit_are_told_apart():
@@ -403,11 +431,15 @@ def test_every_case_has_a_name_of_its_own_and_those_of_rehearsals_are_not_among_
         *(f'sanitize/{core}' for core in cases.CORES),
         *(f'limits/{core}/' for core in cases.CORES),
         'limits/offsets/2147483648 x 50304',
+        *(f'limits/length/{core}/65536' for core in ('linear_attention', 'linear_scan')),
+        *(f'limits/sequences/{core}/70000' for core in ('linear_attention', 'linear_scan')),
         'correct/attention/masked, softpick/bfloat16/mosaic_gpu',
         'correct/diagonal_low_rank/packed tied/bfloat16/mosaic_gpu',
         'bench/diagonal_low_rank/1 vector, b is k/forward and backward',
         'peers/cuDNN/attention/Softmax/forward and backward',
         'peers/flash-linear-attention/delta_rule/vector/',
+        'peers/jax-linear-attention/linear_attention/no decay/forward',
+        'peers/jax-linear-attention/selective_scan/selective_scan/forward',
         'train/griffin',
         'tokens/350m/gated_delta_net/4x8192',
         'tune/attention/0, k 64/attention_hopper 1',

@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 from flax import nnx
+from ml_collections import ConfigDict
+from rich.console import Console
 
 from attnlab.errors import UserError
 from attnlab.functional.sampling import Sampling
 from attnlab.models.sampling import generate
+from attnlab.train import launch
 from attnlab.zoo import ZOO
 from tests.compile.table import CLASSES
 from tests.train.divided import assert_same, on_one_device, small, trained
@@ -115,6 +118,14 @@ def test_what_does_not_divide_is_named():
     found = [line for line in setup.undivided() if line.startswith('attention')]
     assert found == ['attention: heads 1 over tensor 2']
     assert on_one_device(setup).undivided() == []
+
+
+def test_a_run_begins_with_what_does_not_divide(tmp_path, monkeypatch):
+    setup, said = small('mha', heads=1, tensor=2), []
+    monkeypatch.setattr(launch, 'prepare', lambda config: setup)
+    monkeypatch.setattr(launch, 'train', lambda *args, opening, **others: said.extend(opening))
+    launch.launch(ConfigDict(), tmp_path, console=Console(quiet=True))
+    assert 'whole on every device: attention: heads 1 over tensor 2' in said
 
 
 def test_attention_to_both_sides_over_two_devices_agrees_with_one():

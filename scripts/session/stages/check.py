@@ -45,9 +45,13 @@ def tools() -> dict[str, Any]:
 
 
 def rates() -> dict[str, Any]:
-    """The rates of a copy and of a product, which figures are compared with."""
+    """The rates of a copy, of a product and of exponentials, which figures are compared with."""
     top = ceilings.measure(target.current().platform, jnp.dtype(jnp.bfloat16), timing.Patience(3))
-    figures = {'copy, GB/s': top.bytes_per_second / 1e9, 'matrix product, TFLOP/s': top.flops_per_second / 1e12}
+    figures = {
+        'copy, GB/s': top.bytes_per_second / 1e9,
+        'matrix product, TFLOP/s': top.flops_per_second / 1e12,
+        'exponentials, G/s': top.exponentials_per_second / 1e9,
+    }
     return {'status': 'ok', 'ceilings': figures}
 
 

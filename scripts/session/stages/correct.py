@@ -12,6 +12,7 @@ import numpy as np
 from attnlab.testing import cores
 from attnlab.testing.tolerances import worst_error
 from pallas_kernels import dispatch
+from pallas_kernels.cases.drawing import Call
 from scripts.session import expected
 from scripts.session.cases import CORES, Case
 
@@ -67,11 +68,16 @@ def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
     call, numbers = expected.read(folder, case)
     with dispatch.ledger() as entries:
         found = cores.evaluate(expected.core_of(case), call, case.implementation)
+    return compared(case, call, found, numbers, entries[0].implementation)
+
+
+def compared(case: Case, call: Call, found: cores.Numbers, right: cores.Numbers, served: str) -> dict[str, Any]:
+    """The result of a call by its worst element."""
     # The reduction length: at most the size of the largest argument.
     reduction = max(array.size for array in call.arrays.values())
-    worst = max((compare(name, array, numbers[name], case.dtype, reduction) for name, array in found.items()),
+    worst = max((compare(name, array, right[name], case.dtype, reduction) for name, array in found.items()),
                 key=lambda one: one['of_bound'])  # fmt: skip
-    return judged(worst, entries[0].implementation)
+    return judged(worst, served)
 
 
 def judged(worst: dict[str, Any], served: str) -> dict[str, Any]:
