@@ -18,11 +18,13 @@ def next_token_loss(
 ) -> Float[Array, '*b']:
     """Cross-entropy in nats, `-log softmax(embedding hidden)[target]`, without storing all logits at once.
 
-    `soft_cap` bounds the logits, see `capped`. Raises `UserError` for targets beyond the classes; under `jax.jit` their
-    loss is NaN instead.
+    `soft_cap` bounds the logits, see `capped`. Raises `UserError` for targets that are no classes; under `jax.jit`
+    their loss is NaN instead.
     """
     check_indices('targets', targets, embedding.shape[0], 'classes')
-    return cores.cross_entropy(hidden, embedding.astype(hidden.dtype), targets, soft_cap=soft_cap)
+    losses = cores.cross_entropy(hidden, embedding.astype(hidden.dtype), targets, soft_cap=soft_cap)
+    # The core counts negative ones from the last class.
+    return jnp.where(targets >= 0, losses, jnp.nan)
 
 
 def capped(logits: Float[Array, '*b'], cap: float | None) -> Float[Array, '*b']:
@@ -37,10 +39,12 @@ def softmax_loss(logits: Float[Array, '*b o'], targets: Int[Array, '*b']) -> Flo
     own, and the loss and its derivative by that logit are zero exactly. Prieto et al. 2025,
     https://arxiv.org/abs/2501.04697, call it softmax collapse.
 
-    Raises `UserError` for targets beyond the classes; under `jax.jit` their loss is NaN instead.
+    Raises `UserError` for targets that are no classes; under `jax.jit` their loss is NaN instead.
     """
     check_indices('targets', targets, logits.shape[-1], 'classes')
-    return -_at(jax.nn.log_softmax(logits), targets)
+    found = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1, mode='fill')[..., 0]
+    # Negative ones are counted from the last class.
+    return jnp.where(targets >= 0, -found, jnp.nan)
 
 
 def stablemax_logits(logits: Float[Array, '*b o']) -> Float[Array, '*b o']:
@@ -66,7 +70,3 @@ def squared_error(predictions: Float[Array, '*b o'], targets: Float[Array, '*b o
 def absolute_error(predictions: Float[Array, '*b o'], targets: Float[Array, '*b o']) -> Float[Array, '*b']:
     """The mean over outputs of `|y - target|`."""
     return jnp.mean(jnp.abs(predictions - targets), axis=-1)
-
-
-def _at(values: Float[Array, '*b o'], targets: Int[Array, '*b']) -> Float[Array, '*b']:
-    return jnp.take_along_axis(values, targets[..., None], axis=-1)[..., 0]

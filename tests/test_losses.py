@@ -62,3 +62,10 @@ def test_targets_beyond_the_classes_are_refused_where_they_are_known(loss, targe
         with pytest.raises(UserError, match=said):
             function(*table, targets)
     assert jnp.all(jnp.isfinite(loss(*table, targets - targets)))
+
+
+@pytest.mark.parametrize('loss', [softmax_loss, next_token_loss])
+def test_targets_beyond_the_classes_are_nan_where_they_are_not_known(loss):
+    table = (jnp.ones((4, 4)), jnp.ones((3, 4))) if loss is next_token_loss else (jnp.ones((4, 3)),)
+    found = jax.jit(loss)(*table, jnp.array([0, -1, 3, -3]))
+    np.testing.assert_array_equal(jnp.isnan(found), [False, True, True, True])

@@ -256,17 +256,31 @@ def check_bfloat16(subject: HeadSubject) -> None:
 
 
 def check_outside(subject: HeadSubject) -> None:
-    """A target beyond the classes is refused, and inside of a compiled program its loss is NaN, of it alone."""
-    targets = subject.targets()
-    targets[0, 3] = CLASSES
-    try:
-        subject.head.losses(jnp.asarray(subject.hidden()), jnp.asarray(targets))
-    except UserError as error:
-        require(f'there are {CLASSES} classes' in str(error), f'outside: the error is {error}')
-    else:
-        raise AssertionError('outside: a target beyond the classes is not refused')
-    wrong = np.isnan(subject.measure(subject.hidden(), targets)[0])
-    require(bool(wrong[0, 3]) and wrong.sum() == 1, 'outside: the loss of a target beyond the classes is a number')
+    """A target that is no class is refused, and inside of a compiled program its loss is NaN, of it alone.
+
+    So is what training minimises.
+    """
+    for outside in (CLASSES, -1):
+        targets = subject.targets()
+        targets[0, 3] = outside
+        hidden = jnp.asarray(subject.hidden())
+        losses, _, objective = subject.measure(subject.hidden(), targets)
+        for name, eager, found in (
+            ('loss', subject.head.losses, losses),
+            ('objective', functools.partial(subject.head.objective, key=jax.random.key(0)), objective),
+        ):
+            try:
+                eager(hidden, jnp.asarray(targets))
+            except UserError as error:
+                require(f'there are {CLASSES} classes' in str(error), f'outside: the error is {error}')
+            else:
+                raise AssertionError(f'outside: the {name} of the target {outside} of {CLASSES} classes is not refused')
+            wrong = np.isnan(found)
+            require(
+                bool(wrong[0, 3]) and wrong.sum() == 1,
+                f'outside: of the targets one is {outside} of {CLASSES} classes, and the {name} is NaN of '
+                f'{wrong.sum()}, of that it is {found[0, 3]:.4g}',
+            )
 
 
 def check_tensor(subject: HeadSubject) -> None:

@@ -3,7 +3,7 @@
 from attnlab.blocks.layer import MixerAndMLP, MixersAlone
 from attnlab.config import spec, spec_of
 from attnlab.mixers.combine import Backwards
-from attnlab.mixers.linear.mlstm import MLSTM
+from attnlab.mixers.linear.mlstm_block import MLSTMBlock
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.mixers.spatial.cascaded import LocalAttentionAndScan
 from attnlab.mixers.spatial.factorised import FactorisedAttention
@@ -34,6 +34,9 @@ HEADS = {'heads': 'heads'}
 
 SNAKES = spec(CrossScanSSM, state=1, orders=Snake(), conv=spec(DepthwiseConv, bias=False))
 """The scans of LaMamba, each from a token to one next to it."""
+
+VIL = spec(MLSTMBlock, prelude=spec(ShortConv, bias=True))
+"""What Vision-LSTM has in every layer."""
 
 SWIN_T = Hierarchy(
     dim=96,
@@ -290,15 +293,19 @@ SPATIAL = {
         ),
     ),
     'vision_lstm': Recipe(
-        spec=(spec(MLSTM), spec(Backwards, mixers=(spec(MLSTM),))),
+        spec=(VIL, spec(Backwards, mixers=(VIL,))),
         cite='Alkin et al. 2024, https://arxiv.org/abs/2406.04303',
         bidirectional=True,
         packed=True,
+        layer=MixersAlone(),
+        small={'input_bias': -10.0},
+        knobs={'heads': 'heads'},
         slow=True,
         notes=(
-            'Layers of `mlstm` that read from the first token and from the last by turns: give stacks an even depth. '
-            'The layer is that of `mlstm`, with the block of other recipes; in the paper it stands between '
-            'projections to twice the width and back, with a convolution before queries and keys and no channel mixer.'
+            'Blocks of `mlstm_block` that read from the first token and from the last by turns, with the causal '
+            'convolution of the first version: in the second it is one of 3 x 3 on the grid, and linear maps and norms '
+            'have biases. All sizes of the paper have four heads. Images are classified by the mean of the tokens, '
+            'there by the first and the last. Linear maps start as those of other recipes.'
         ),
     ),
     'vmamba': Recipe(

@@ -128,6 +128,19 @@ def test_a_density_of_no_waves_is_uniform_and_its_integral_one():
     np.testing.assert_allclose(jnp.exp(head.logits(jnp.zeros((1, 3)))), 1 / 40 + 1e-5, rtol=1e-5)
 
 
+def test_no_waves_at_all_are_a_uniform_density_without_a_gradient():
+    head = FourierHead(3, 1, classes=12, rngs=nnx.Rngs(0))
+    hidden, targets = noise(2, 3).at[1].set(0), jnp.zeros(2, jnp.int32)
+
+    def weighted(hidden, head, second):
+        return jnp.vdot(jnp.array([1.0, second]), head.losses(hidden, targets))
+
+    np.testing.assert_allclose(head.losses(hidden, targets)[1], np.log(12), rtol=1e-5)
+    found, of_weights = jax.grad(weighted, argnums=(0, 1))(hidden, head, 0.0)
+    assert found[0].any() and not found[1].any() and all(jnp.isfinite(x).all() for x in jax.tree.leaves(of_weights))
+    np.testing.assert_array_equal(jax.grad(weighted)(hidden, head, 1.0), found)
+
+
 def test_the_penalty_of_roughness_is_in_the_gradient_alone():
     head = perturbed(FourierHead(3, 1, classes=12, frequencies=2, roughness=0.1, rngs=nnx.Rngs(0)))
     hidden, targets, key = noise(1, 3), jnp.zeros(1, jnp.int32), jax.random.key(0)

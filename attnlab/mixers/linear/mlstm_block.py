@@ -119,7 +119,7 @@ class MLSTMBlock(Mixer):
         if state is not None:
             state = MLSTMBlockState(MLSTMState(memory, highest, segments[:, -1]), prelude)
         read = self.norm(h).reshape(m.shape)
-        return self.output(_joined(read, self.skip[...].astype(x.dtype), c, z)), state
+        return self.output(_joined(read, self.skip[...], c, z)), state
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> MLSTMBlockState:
         """Returns an empty memory; its size does not depend on `length`."""
@@ -135,7 +135,10 @@ class MLSTMBlock(Mixer):
 def _joined(
     read: Float[Array, 'b t f'], skip: Float[Array, ' f'], c: Float[Array, 'b t f'], z: Float[Array, 'b t f']
 ) -> Float[Array, 'b t f']:
-    return (read + skip[None, None] * c) * jax.nn.silu(z)
+    # Wide for the gradient of the skip, which is a sum over tokens.
+    wide = wide_dtype(c.dtype)
+    joined = read.astype(wide) + skip.astype(wide)[None, None] * c.astype(wide)
+    return (joined * jax.nn.silu(z.astype(wide))).astype(c.dtype)
 
 
 def _with_bias(logits: Float[Array, 'b t h'], bias: nnx.Param) -> Float[Array, 'b t h']:

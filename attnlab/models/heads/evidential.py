@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 
 from attnlab.errors import UserError
 from attnlab.models.heads.classification import ClassificationHead
-from attnlab.models.heads.head import check_targets
+from attnlab.models.heads.head import check_targets, nan_outside
 from attnlab.models.heads.links import Evidence
 from attnlab.typing import DropoutKey
 
@@ -43,7 +43,8 @@ class EvidentialHead(ClassificationHead):
         a = jnp.exp(self.logits(hidden))
         own = jax.nn.one_hot(targets, self.classes, dtype=a.dtype)
         expected = digamma(jnp.sum(a, axis=-1)) - digamma(jnp.sum(own * a, axis=-1))
-        return expected + self.strength * from_uniform(own + (1 - own) * a)
+        losses = expected + self.strength * from_uniform(own + (1 - own) * a)
+        return nan_outside(losses, targets, self.classes)
 
     def vacuity(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b']:
         """`o / S`: 1 where there is no evidence for any class, and less the more there is."""

@@ -79,9 +79,9 @@ class FourierHead(Head):
         # Sums of less than half as many frequencies as bins: over the middles they add up as the integral does.
         density = jnp.square(real @ cosine - imaginary @ sine) + jnp.square(real @ sine + imaginary @ cosine)
         norm = jnp.sum(jnp.square(real) + jnp.square(imaginary), axis=-1, keepdims=True)
-        tiny = jnp.finfo(norm.dtype).tiny
-        uniform = 1 / self.classes
-        chances = jnp.where(norm > tiny, density / jnp.maximum(norm, tiny) * uniform, uniform)
+        there, uniform = norm > jnp.finfo(norm.dtype).tiny, 1 / self.classes
+        # The quotient is differentiated where it is not taken, too, and has no derivative at a norm near zero.
+        chances = jnp.where(there, density / jnp.where(there, norm, 1) * uniform, uniform)
         return jnp.log(chances + LEAST)
 
     def _coefficients(self, hidden: Float[Array, '*b d']) -> tuple[Float[Array, '*b k'], Float[Array, '*b k']]:

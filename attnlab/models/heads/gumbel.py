@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from attnlab.losses import softmax_loss
 from attnlab.models.heads.classification import ClassificationHead
-from attnlab.models.heads.head import check_targets, wide
+from attnlab.models.heads.head import check_targets, nan_outside, wide
 from attnlab.typing import DropoutKey
 
 LEAST = -4.0
@@ -42,7 +42,8 @@ class GumbelHead(ClassificationHead):
         # 1 - q from the logarithm of q, since q rounds to 1.
         tiny = jnp.finfo(log_chances.dtype).tiny
         absent = jnp.log(jnp.maximum(-jnp.expm1(log_chances), tiny))
-        return -jnp.sum(jnp.where(own, log_chances, absent), axis=-1)
+        losses = -jnp.sum(jnp.where(own, log_chances, absent), axis=-1)
+        return nan_outside(losses, targets, self.classes)
 
     def losses(self, hidden: Float[Array, '*b d'], targets: Int[Array, '*b']) -> Float[Array, '*b']:
         """Cross-entropy in nats of the predictions."""

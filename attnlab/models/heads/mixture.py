@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 
 from attnlab.functional import sampling
 from attnlab.losses import next_token_loss
-from attnlab.models.heads.head import Head, check_targets, linear_logits, output_weight, wide
+from attnlab.models.heads.head import Head, check_targets, linear_logits, nan_outside, output_weight, wide
 from attnlab.nn.projections import Linear
 
 
@@ -28,10 +28,11 @@ class MixtureOfSoftmaxes(Head):
 
     def losses(self, hidden: Float[Array, '*b d'], targets: Int[Array, '*b']) -> Float[Array, '*b']:
         """`-log p(target)` in nats."""
-        check_targets(targets, self.weight.shape[0])
+        classes = self.weight.shape[0]
+        check_targets(targets, classes)
         repeated = jnp.broadcast_to(targets[..., None], (*targets.shape, self.components))
         each = next_token_loss(self._contexts(hidden), self.weight[...], repeated)
-        return -jax.nn.logsumexp(self._log_prior(hidden) - each, axis=-1)
+        return nan_outside(-jax.nn.logsumexp(self._log_prior(hidden) - each, axis=-1), targets, classes)
 
     def logits(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:
         """Log-probabilities, in float32."""

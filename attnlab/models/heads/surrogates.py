@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from attnlab.errors import UserError
 from attnlab.losses import softmax_loss
 from attnlab.models.heads.classification import ClassificationHead
-from attnlab.models.heads.head import check_targets
+from attnlab.models.heads.head import check_targets, nan_outside
 from attnlab.signature import checked_fields
 from attnlab.typing import DropoutKey
 
@@ -126,4 +126,4 @@ class SurrogateHead(ClassificationHead):
         """The surrogate of the scores."""
         del key
         check_targets(targets, self.classes)
-        return self.surrogate.losses(self.logits(hidden), targets)
+        return nan_outside(self.surrogate.losses(self.logits(hidden), targets), targets, self.classes)
