@@ -7,10 +7,10 @@ from flax import nnx
 from attnlab.config import Factory, build, takes
 from attnlab.context import Context
 from attnlab.errors import UserError, nearest
+from attnlab.mixers.combine import within
 from attnlab.mixers.mixer import Mixer
 from attnlab.signature import check_names, parameters
 from attnlab.zoo import ZOO
-from attnlab.zoo.recipe import within
 
 __all__ = ['ZOO', 'Context', 'UserError', 'make_mixer']
 __version__ = '0.1.0'

@@ -40,6 +40,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from attnlab.blocks.layer import ByLayer
 from attnlab.config import arguments, check_not_given, choose, set_value, spec, takes, whole
 from attnlab.data.long_range.authorship import Authorship
 from attnlab.data.long_range.dataset import Dataset
@@ -51,6 +52,7 @@ from attnlab.data.long_range.prepared import Prepared
 from attnlab.errors import UserError
 from attnlab.evals.by_slice import WHOLE, BySlice
 from attnlab.evals.cadence import EveryNSteps
+from attnlab.mixers.combine import within
 from attnlab.models.heads.language import LanguageHead
 from attnlab.models.heads.pairs import PairHead
 from attnlab.models.heads.registry import CLASSIFIERS, REGRESSORS
@@ -69,7 +71,7 @@ from attnlab.train.start import FromRun
 from attnlab.train.step import Precision
 from attnlab.zoo import Recipe
 from attnlab.zoo.chosen import BOTH, padded_sequence_recipe
-from attnlab.zoo.recipe import ByLayer, part_below, within
+from attnlab.zoo.recipe import part_below
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ from attnlab.errors import UserError
 from attnlab.evals.by_slice import WHOLE
 from attnlab.experiment.experiment import SIZES, Experiment
 from attnlab.experiment.studies import TOLERANCE
+from attnlab.mixers.combine import within
 from attnlab.models.stack import Stack, missing_layers
 from attnlab.nn.mlps import GatedMLP, gated_width
 from attnlab.nn.norms import RMSNorm
@@ -38,7 +39,6 @@ from attnlab.train.schedule import Constant, Cosine
 from attnlab.train.setup import prepare
 from attnlab.train.state import initialize
 from attnlab.zoo import ZOO
-from attnlab.zoo.recipe import within
 from configs import dynamics, grokking, images, language, long_range, recall, separation, series
 from configs.sweeps import images as sweeps_images
 from configs.sweeps import recall as sweeps_recall

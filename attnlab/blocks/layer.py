@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
@@ -16,6 +16,9 @@ from attnlab.signature import checked_fields
 
 POINTS = 'ABCD'
 """Where residual convolutions may stand: A before mixers, B within them, C before channel mixers, D within these."""
+
+ByLayer = Mapping[str, Callable[[int, int], float]]
+"""Arguments of mixers that differ between layers, made of the number of layers below and that of all."""
 
 
 def check_points(points: str, has_mlp: bool) -> None:

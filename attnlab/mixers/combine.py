@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
+from ml_collections import ConfigDict
 
 from attnlab.context import BACKWARDS, Context
 from attnlab.errors import UserError
@@ -97,3 +98,16 @@ class Backwards(TwoSided):
         ctx = dataclasses.replace(ctx.fold_in(BACKWARDS), positions=positions, segments=segments, grid=None)
         outputs = [mixer(jnp.flip(x, 1), ctx, None)[0] for mixer in self.mixers]
         return jnp.flip(jnp.sum(jnp.stack(outputs), axis=0), 1).astype(x.dtype), None
+
+
+def within(mixer: ConfigDict) -> tuple[ConfigDict, ...]:
+    """The mixer itself, then those that stand side by side in it."""
+    return (mixer, *(each for inner in (mixer.mixers if 'mixers' in mixer else ()) for each in within(inner)))
+
+
+def copied(mixer: ConfigDict) -> ConfigDict:
+    """A copy of the mixer, whose inner mixers are copies too."""
+    mixer = mixer.copy_and_resolve_references()
+    if 'mixers' in mixer:
+        mixer.mixers = tuple(copied(inner) for inner in mixer.mixers)
+    return mixer

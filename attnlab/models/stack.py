@@ -16,16 +16,16 @@ from ml_collections import ConfigDict
 
 from attnlab.blocks.alignment import Alignment
 from attnlab.blocks.block import Block, PreNorm, Stage, stages
-from attnlab.blocks.layer import Layer, MixerAndMLP
+from attnlab.blocks.layer import ByLayer, Layer, MixerAndMLP
 from attnlab.blocks.residual import Plain, Residual, Streams
 from attnlab.config import set_value, spec, takes
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.mixers.combine import copied, within
 from attnlab.mixers.mixer import Mixer
 from attnlab.module import Module
 from attnlab.nn.initialization import Initialization
 from attnlab.typing import Sequence, State
-from attnlab.zoo.recipe import ByLayer, copied, within
 from pallas_kernels import target
 
 LOOPS = ('auto', 'scan', 'unroll')

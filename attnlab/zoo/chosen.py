@@ -10,12 +10,12 @@ from attnlab.blocks.block import Block
 from attnlab.blocks.layer import POINTS, MixerAndMLP, MixersAlone, check_points, joined
 from attnlab.config import choose, set_value, spec, spec_of
 from attnlab.errors import UserError, nearest
-from attnlab.mixers.combine import Backwards, SideBySide
+from attnlab.mixers.combine import Backwards, SideBySide, within
 from attnlab.nn.initialization import Initialization
 from attnlab.nn.preludes import Activation, Canon, ShortConv
 from attnlab.trust import named
 from attnlab.zoo import ZOO
-from attnlab.zoo.recipe import Hierarchy, Recipe, Start, within
+from attnlab.zoo.recipe import Hierarchy, Recipe, Start
 
 BOTH = 'bi_'
 """Before the name of a causal row: that row both ways."""

@@ -1,19 +1,17 @@
 """A row of the zoo: how a published mixer is put together, and what it claims to do."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from attnlab.blocks.layer import Layer, MixerAndMLP
+from attnlab.blocks.layer import ByLayer, Layer, MixerAndMLP
 from attnlab.config import takes
 from attnlab.errors import UserError
+from attnlab.mixers.combine import copied, within
 from attnlab.nn.initialization import Gaussian, Initialization, Orthogonal, Scaled
-
-ByLayer = Mapping[str, Callable[[int, int], float]]
-"""Arguments of mixers that differ between layers, made of the number of layers below and that of all."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -210,19 +208,6 @@ class Recipe:
         for mixer in pattern:
             _resize(mixer, {**self.small, **sizes})
         return pattern
-
-
-def within(mixer: ConfigDict) -> tuple[ConfigDict, ...]:
-    """The mixer itself, then those that stand side by side in it."""
-    return (mixer, *(each for inner in (mixer.mixers if 'mixers' in mixer else ()) for each in within(inner)))
-
-
-def copied(mixer: ConfigDict) -> ConfigDict:
-    """A copy of the mixer, whose inner mixers are copies too."""
-    mixer = mixer.copy_and_resolve_references()
-    if 'mixers' in mixer:
-        mixer.mixers = tuple(copied(inner) for inner in mixer.mixers)
-    return mixer
 
 
 def _sized(mixer: ConfigDict, heads: int, window: int | None, length: int | None) -> ConfigDict:

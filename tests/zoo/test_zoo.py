@@ -14,12 +14,13 @@ import attnlab
 from attnlab.config import build, takes
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.mixers.combine import within
 from attnlab.mixers.mixer import Mixer
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.testing.contract.grids import nearly_square
 from attnlab.typing import State
 from attnlab.zoo import ZOO, Recipe
-from attnlab.zoo.recipe import merged, within
+from attnlab.zoo.recipe import merged
 from pallas_kernels import dispatch, target
 from tests.chosen import FIRST
 

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
@@ -14,7 +13,7 @@ from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed, recomputed_method
-from attnlab.nn.gates import MomentGates, Terms
+from attnlab.nn.gates import MemoryGates, MomentGates, Terms
 from attnlab.signature import checked_fields
 from attnlab.typing import Heads, Keys, Queries, Values
 
@@ -43,7 +42,7 @@ class WriteRule(abc.ABC):
         """Whether it can give the sums of the weights of reads (`sums`)."""
         return False
 
-    def check_gates(self, gates: nnx.Module | None) -> None:
+    def check_gates(self, gates: MemoryGates | None) -> None:
         """Raises `UserError` for gates with which it would not be stable."""
         del gates
 
@@ -165,7 +164,7 @@ class PreconditionedDelta(WriteRule):
         if not 1 <= self.base <= 2:
             raise UserError(f'the base of PreconditionedDelta is {self.base}; it must be from 1 to 2')
 
-    def check_gates(self, gates: nnx.Module | None) -> None:
+    def check_gates(self, gates: MemoryGates | None) -> None:
         if isinstance(gates, MomentGates) and gates.strength.scale * self.base > 2:
             raise UserError(
                 f'the scale of MomentGates is {gates.strength.scale} and the base of PreconditionedDelta {self.base}; '
