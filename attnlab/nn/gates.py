@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Shape
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -183,6 +183,7 @@ class Terms(NamedTuple):
     moment: Moment | None = None
 
 
+@runtime_checkable
 class MemoryGates(Protocol):
     """Gates of a matrix-valued memory, made as `gates(dim, heads=, key_dim=, value_dim=, rngs=)`."""
 
