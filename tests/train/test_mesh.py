@@ -10,6 +10,7 @@ import subprocess
 import sys
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx
@@ -17,7 +18,9 @@ from flax import nnx
 from attnlab.errors import UserError
 from attnlab.functional.sampling import Sampling
 from attnlab.models.sampling import generate
+from attnlab.runs.collectives import exchanges
 from attnlab.zoo import ZOO
+from tests.compile import programs
 from tests.compile.table import CLASSES
 from tests.train.divided import assert_same, on_one_device, small, trained
 
@@ -61,6 +64,16 @@ def test_time_over_two_devices_agrees_with_one(zoo):
         found = re.search(r'\w\[([\d,]+)]\S* (all-gather|all-to-all)\(', line)
         if found and 'shard_map' not in line:
             assert math.prod(map(int, found[1].split(','))) <= setup.batch_size * setup.length, line
+
+
+@pytest.mark.parametrize(
+    'zoo', [pytest.param(name, marks=() if name in ('rat', 'seqboat') else pytest.mark.slow) for name in ZOO]
+)
+def test_rows_over_two_devices_stay_where_they_are(zoo):
+    setup = small(zoo, data=2) if ZOO[zoo].config == 'language' else programs.setup_for(zoo, jax.devices(), 'data=2')
+    found = exchanges(setup.trace().lower().compile().as_text())
+    # Gradients and losses are summed, and nothing of one device's rows is sent to the other.
+    assert {exchange.kind for exchange in found} == {'all-reduce'}, found
 
 
 def on_more_devices(*words: str, threads: int = 8) -> None:
