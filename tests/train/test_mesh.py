@@ -95,7 +95,8 @@ def test_time_over_four_and_eight_devices_agrees_with_one(zoo):
 @pytest.mark.parametrize('zoo', CLASSES)
 def test_kernels_of_a_step_on_up_to_eight_devices_agree_with_one(zoo, form):
     # A thread a warpgroup of every device, and those that wait for the others.
-    on_more_devices(zoo, form, 'tensor=2', 'fsdp=4', 'data=2,fsdp=2,tensor=2', threads=64)
+    meshes = ('tensor=2', 'fsdp=4', 'data=2,fsdp=2,tensor=2', 'sequence=2', 'sequence=4')
+    on_more_devices(zoo, form, *meshes, threads=64)
 
 
 @pytest.mark.parametrize('zoo', [name for name, recipe in ZOO.items() if recipe.sequence])
