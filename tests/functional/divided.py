@@ -248,11 +248,13 @@ def mesh(**sizes: int) -> Mesh:
     return Mesh(devices, tuple(axes), axis_types=(AxisType.Auto,) * 4)
 
 
-def compiled(function: Callable[..., Any], devices: Mesh | None) -> Callable[..., Any]:
-    """The function compiled for `devices`, all of which are given whole arguments."""
+def compiled(function: Callable[..., Any], devices: Mesh | None, *, whole: bool = False) -> Callable[..., Any]:
+    """The function compiled for `devices`, all of which are given whole arguments and, if asked, have whole results."""
     if devices is None:
         return jax.jit(function)
-    return jax.jit(cores.on(devices, function), in_shardings=NamedSharding(devices, PartitionSpec()))
+    everywhere = NamedSharding(devices, PartitionSpec())
+    results = {'out_shardings': everywhere} if whole else {}
+    return jax.jit(cores.on(devices, function), in_shardings=everywhere, **results)
 
 
 def evaluate(call: Call, devices: Mesh | None, form: str | None = None) -> dict[str, np.ndarray]:
@@ -270,7 +272,7 @@ def evaluate(call: Call, devices: Mesh | None, form: str | None = None) -> dict[
         return outputs, pull(jax.tree.unflatten(jax.tree.structure(outputs), cotangents))[0]
 
     with contextlib.nullcontext() if form is None else target.compiling_for(target.interpreted(form)):
-        outputs, gradients = compiled(run, devices)(call.arrays, integers)
+        outputs, gradients = compiled(run, devices, whole=True)(call.arrays, integers)
     named = {f'output {place}': y for place, y in enumerate(jax.tree.leaves(outputs))}
     named |= {f'gradient of {name}': gradient for name, gradient in gradients.items()}
     return {name: np.asarray(array) for name, array in named.items()}

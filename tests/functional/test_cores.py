@@ -3,6 +3,7 @@
 import functools
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 
@@ -235,3 +236,22 @@ def test_more_devices_agree_with_one(sizes):
     environment = os.environ | {'NPROC': '64'}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=1800)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('axis', ['data', 'sequence'])
+def test_two_processes_with_kernels_agree_with_one(axis):
+    with socket.socket() as found:
+        found.bind(('localhost', 0))
+        port = str(found.getsockname()[1])
+    commands = [
+        [sys.executable, '-m', 'tests.functional.processes', port, index, axis, 'linear scan'] for index in '01'
+    ]
+    processes = [subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE) for command in commands]
+    try:
+        for process in processes:
+            _, errors = process.communicate(timeout=600)
+            assert process.returncode == 0, errors
+    finally:
+        for process in processes:
+            process.kill()
