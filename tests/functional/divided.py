@@ -1,7 +1,8 @@
 """Calls of cores whose work is divided over virtual devices, compared with the same calls on one.
 
 On more devices than the tests have, in a process of its own: `python -m tests.functional.divided data=2 tensor=4`; with
-`interpreted` as the first word the calls in `KERNELS`, by interpreted kernels.
+`mosaic_tpu` as the first word the calls in `KERNELS`, and in `AROUND` where time is divided, by interpreted kernels of
+that form, with `mosaic_gpu` those in `AROUND` alone.
 """
 
 import contextlib
@@ -27,12 +28,15 @@ from pallas_kernels import (
     Softpick,
     StableMax,
     TaylorSoftmax,
+    dispatch,
     target,
 )
+from tests.functional.interpreter import let_devices_end_apart
 
 if __name__ == '__main__':
-    INTERPRETED = sys.argv[1] == 'interpreted'
-    SIZES = {axis: int(size) for axis, size in (word.split('=') for word in sys.argv[1 + INTERPRETED :])}
+    WORDS = sys.argv[1:]
+    FORM = WORDS.pop(0) if WORDS[0] in dispatch.PLATFORM else None
+    SIZES = {axis: int(size) for axis, size in (word.split('=') for word in WORDS)}
     jax.config.update('jax_num_cpu_devices', math.prod(SIZES.values()))
     jax.config.update('jax_default_matmul_precision', 'highest')
 
@@ -233,6 +237,9 @@ RINGS = {
 }
 """Attention with what only divided time treats in ways of its own."""
 
+AROUND = ('a ring, every term', 'a ring of Softpick', 'a ring to both sides')
+"""Calls whose keys go around in a ring, in zig-zag but for the last: what kernels read of parts of them is combined."""
+
 
 def mesh(**sizes: int) -> Mesh:
     """The mesh with these sizes, other axes being of one device."""
@@ -241,43 +248,58 @@ def mesh(**sizes: int) -> Mesh:
     return Mesh(devices, tuple(axes), axis_types=(AxisType.Auto,) * 4)
 
 
-def compiled(function: Callable[..., Any], devices: Mesh | None) -> Callable[..., Any]:
-    """The function compiled for `devices`, all of which are given whole arguments."""
+def compiled(function: Callable[..., Any], devices: Mesh | None, *, whole: bool = False) -> Callable[..., Any]:
+    """The function compiled for `devices`, all of which are given whole arguments and, if asked, have whole results."""
     if devices is None:
         return jax.jit(function)
-    return jax.jit(cores.on(devices, function), in_shardings=NamedSharding(devices, PartitionSpec()))
+    everywhere = NamedSharding(devices, PartitionSpec())
+    results = {'out_shardings': everywhere} if whole else {}
+    return jax.jit(cores.on(devices, function), in_shardings=everywhere, **results)
 
 
-def evaluate(call: Call, devices: Mesh | None, *, interpreted: bool = False) -> dict[str, np.ndarray]:
-    """Outputs and gradients, along cotangents that are always the same ones."""
+def evaluate(call: Call, devices: Mesh | None, form: str | None = None) -> dict[str, np.ndarray]:
+    """Outputs and gradients, along cotangents that are always the same ones; by interpreted kernels of a form."""
     integers = {name: option for name, option in call.options.items() if jax.tree.leaves(option)}
     integers = {name: value for name, value in integers.items() if hasattr(jax.tree.leaves(value)[0], 'shape')}
     options = {name: option for name, option in call.options.items() if name not in integers}
-    if interpreted:
-        options['implementation'] = 'mosaic_tpu'
+    if form is not None:
+        options['implementation'] = form
 
     def run(arrays: dict[str, jax.Array], integers: dict[str, Any]) -> Any:
         outputs, pull = jax.vjp(lambda arrays: call.core(**arrays, **integers, **options), arrays)
-        cotangents = [noise(f'cotangent {place}', *y.shape) for place, y in enumerate(jax.tree.leaves(outputs))]
+        leaves = enumerate(jax.tree.leaves(outputs))
+        cotangents = [noise(f'cotangent {place}', *y.shape).astype(y.dtype) for place, y in leaves]
         return outputs, pull(jax.tree.unflatten(jax.tree.structure(outputs), cotangents))[0]
 
-    acting = target.compiling_for(target.interpreted('mosaic_tpu')) if interpreted else contextlib.nullcontext()
-    with acting:
-        outputs, gradients = compiled(run, devices)(call.arrays, integers)
+    with contextlib.nullcontext() if form is None else target.compiling_for(target.interpreted(form)):
+        outputs, gradients = compiled(run, devices, whole=True)(call.arrays, integers)
     named = {f'output {place}': y for place, y in enumerate(jax.tree.leaves(outputs))}
     named |= {f'gradient of {name}': gradient for name, gradient in gradients.items()}
     return {name: np.asarray(array) for name, array in named.items()}
 
 
-def check(name: str, devices: Mesh, *, interpreted: bool = False) -> None:
-    """Compares one call on `devices` with the same call on one."""
+def for_matrix_units(call: Call) -> Call:
+    """A call of attention in one row, as the interpreter of GPU kernels is slow, and in 16 bits, as they multiply."""
+    options = call.options | {'segments': call.options['segments'][:1]}
+    arrays = {name: array[:1] if array.ndim > 1 else array for name, array in call.arrays.items()}
+    return call._replace(arrays=arrays | {x: arrays[x].astype(jnp.bfloat16) for x in 'qkv'}, options=options)
+
+
+def check(name: str, devices: Mesh, form: str | None = None) -> None:
+    """Compares one call on `devices`, by interpreted kernels of a form, with the same numbers in float32 on one."""
     call = (CALLS | RINGS)[name]
-    alone, divided = evaluate(call, None), evaluate(call, devices, interpreted=interpreted)
+    call = for_matrix_units(call) if form == 'mosaic_gpu' else call
+    wide = call._replace(arrays={name: array.astype(jnp.float32) for name, array in call.arrays.items()})
+    alone, divided = evaluate(wide, None), evaluate(call, devices, form)
     assert alone.keys() == divided.keys()
+    dtype = next(iter(call.arrays.values())).dtype
     for what, array in divided.items():
-        assert_close(array, alone[what], dtype=array.dtype, reduction=B * T * D, what=f'{name}: {what}')
+        assert_close(array, alone[what], dtype=dtype, reduction=B * T * D, what=f'{name}: {what}')
 
 
 if __name__ == '__main__':
-    for name in KERNELS if INTERPRETED else CALLS | (RINGS if 'sequence' in SIZES else {}):
-        check(name, mesh(**SIZES), interpreted=INTERPRETED)
+    if FORM == 'mosaic_gpu':
+        let_devices_end_apart()
+    NAMES = {None: (*CALLS, *(RINGS if 'sequence' in SIZES else ())), 'mosaic_gpu': AROUND}
+    for name in NAMES.get(FORM, (*KERNELS, *(AROUND if 'sequence' in SIZES else ()))):
+        check(name, mesh(**SIZES), FORM)

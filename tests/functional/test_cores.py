@@ -1,7 +1,9 @@
 """A core whose work is divided over devices gives the numbers of one device."""
 
 import functools
+import os
 import pathlib
+import socket
 import subprocess
 import sys
 
@@ -67,7 +69,7 @@ def test_a_ring_divides_sums_beyond_the_range_of_float16_before_it_rounds_them()
         ('linear attention, scalar', 'fsdp'),
         ('linear scan', 'sequence'),
         ('cross entropy', 'tensor'),
-        pytest.param('a ring to both sides', 'sequence', marks=pytest.mark.slow),
+        *(pytest.param(name, 'sequence', marks=pytest.mark.slow) for name in divided.AROUND),
         *(
             pytest.param(name, axis, marks=pytest.mark.slow)
             for name in divided.KERNELS
@@ -77,7 +79,7 @@ def test_a_ring_divides_sums_beyond_the_range_of_float16_before_it_rounds_them()
     ],
 )
 def test_two_devices_with_kernels_agree_with_one(name, axis):
-    divided.check(name, divided.mesh(**{axis: 2}), interpreted=True)
+    divided.check(name, divided.mesh(**{axis: 2}), 'mosaic_tpu')
 
 
 def choices(n: int, name: str, **options) -> list[str]:
@@ -219,14 +221,37 @@ def test_a_label_of_thousands_of_tokens_has_its_gradient_in_few_bits(sureness):
         ('data=2', 'tensor=4'),
         ('sequence=4',),
         ('sequence=8',),
-        ('interpreted', 'fsdp=2', 'tensor=2'),
-        ('interpreted', 'data=2', 'fsdp=2', 'tensor=2'),
-        ('interpreted', 'sequence=4'),
-        ('interpreted', 'sequence=8'),
+        ('mosaic_tpu', 'fsdp=2', 'tensor=2'),
+        ('mosaic_tpu', 'data=2', 'fsdp=2', 'tensor=2'),
+        ('mosaic_tpu', 'sequence=4'),
+        ('mosaic_tpu', 'sequence=8'),
+        ('mosaic_gpu', 'sequence=2'),
+        ('mosaic_gpu', 'sequence=4'),
     ],
     ids='-'.join,
 )
 def test_more_devices_agree_with_one(sizes):
     command = [sys.executable, '-m', 'tests.functional.divided', *sizes]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
+    # A thread a warpgroup of every device, and those that wait for the others.
+    environment = os.environ | {'NPROC': '64'}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=1800)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('axis', ['data', 'sequence'])
+def test_two_processes_with_kernels_agree_with_one(axis):
+    with socket.socket() as found:
+        found.bind(('localhost', 0))
+        port = str(found.getsockname()[1])
+    commands = [
+        [sys.executable, '-m', 'tests.functional.processes', port, index, axis, 'linear scan'] for index in '01'
+    ]
+    processes = [subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE) for command in commands]
+    try:
+        for process in processes:
+            _, errors = process.communicate(timeout=600)
+            assert process.returncode == 0, errors
+    finally:
+        for process in processes:
+            process.kill()

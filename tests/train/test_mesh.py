@@ -10,6 +10,7 @@ import subprocess
 import sys
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx
@@ -19,8 +20,10 @@ from rich.console import Console
 from attnlab.errors import UserError
 from attnlab.functional.sampling import Sampling
 from attnlab.models.sampling import generate
+from attnlab.runs.collectives import exchanges
 from attnlab.train import launch
 from attnlab.zoo import ZOO
+from tests.compile import programs
 from tests.compile.table import CLASSES
 from tests.train.divided import assert_same, on_one_device, small, trained
 
@@ -66,6 +69,16 @@ def test_time_over_two_devices_agrees_with_one(zoo):
             assert math.prod(map(int, found[1].split(','))) <= setup.batch_size * setup.length, line
 
 
+@pytest.mark.parametrize(
+    'zoo', [pytest.param(name, marks=() if name in ('rat', 'seqboat') else pytest.mark.slow) for name in ZOO]
+)
+def test_rows_over_two_devices_stay_where_they_are(zoo):
+    setup = small(zoo, data=2) if ZOO[zoo].config == 'language' else programs.setup_for(zoo, jax.devices(), 'data=2')
+    found = exchanges(setup.trace().lower().compile().as_text())
+    # Gradients and losses are summed, and nothing of one device's rows is sent to the other.
+    assert {exchange.kind for exchange in found} == {'all-reduce'}, found
+
+
 def on_more_devices(*words: str, threads: int = 8) -> None:
     """Runs `tests.train.divided` where XLA has so many threads on a CPU."""
     command = [sys.executable, '-m', 'tests.train.divided', *words]
@@ -85,7 +98,8 @@ def test_time_over_four_and_eight_devices_agrees_with_one(zoo):
 @pytest.mark.parametrize('zoo', CLASSES)
 def test_kernels_of_a_step_on_up_to_eight_devices_agree_with_one(zoo, form):
     # A thread a warpgroup of every device, and those that wait for the others.
-    on_more_devices(zoo, form, 'tensor=2', 'fsdp=4', 'data=2,fsdp=2,tensor=2', threads=64)
+    meshes = ('tensor=2', 'fsdp=4', 'data=2,fsdp=2,tensor=2', 'sequence=2', 'sequence=4')
+    on_more_devices(zoo, form, *meshes, threads=64)
 
 
 @pytest.mark.parametrize('zoo', [name for name, recipe in ZOO.items() if recipe.sequence])

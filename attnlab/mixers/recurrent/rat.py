@@ -168,11 +168,12 @@ def _appended(summaries: Summaries, k: Queries, v: Queries, segments: Segments, 
     slots = summaries.segments.shape[1]
     place = summaries.total[:, None] + jnp.cumsum(ends, axis=1, dtype=jnp.int32) - 1
     place = jnp.where(ends, place, slots)
-    rows = jnp.arange(k.shape[0])[:, None]
 
     @recomputed
     def put(old: Array, new: Array) -> Array:
-        return old.at[rows, place].set(new.astype(old.dtype), mode='drop')
+        # Row by row: where rows are numbers that index, they are gathered on a mesh that divides them.
+        written = jax.vmap(lambda old, place, new: old.at[place].set(new, mode='drop'))
+        return written(old, place, new.astype(old.dtype))
 
     return Summaries(
         put(summaries.keys, k),

@@ -223,15 +223,13 @@ class SparseGatedUnit(Mixer):
         return wanted & (counts <= self.capacity), jnp.minimum(counts[:, -1], self.capacity)
 
     def _chosen(self, active: Bool[Array, 'b t'], runs: Int[Array, 'b t'], *, one_document: bool) -> Chosen:
-        rows, length = active.shape
+        length = active.shape[1]
         room = length if self.capacity is None or not one_document else min(length, self.capacity)
         slots = jnp.where(active, jnp.cumsum(active, axis=1, dtype=jnp.int32) - 1, room)
-        index = jnp.arange(rows)[:, None], slots
-        tokens = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], active.shape)
-        empty = jnp.zeros((rows, room), jnp.int32)
-        return Chosen(
-            tokens=empty.at[index].set(tokens, mode='drop'), slots=slots, runs=empty.at[index].set(runs, mode='drop')
-        )
+        # Row by row: where rows are numbers that index, they are gathered on a mesh that divides them.
+        put = jax.vmap(lambda slots, values: jnp.zeros(room, jnp.int32).at[slots].set(values, mode='drop'))
+        tokens = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), active.shape)
+        return Chosen(tokens=put(slots, tokens), slots=slots, runs=put(slots, runs))
 
     def _bias(self, queries: Int[Array, 'b c'], keys: Int[Array, 'b s'], dtype: DTypeLike) -> Float[Array, 'b 1 c s']:
         """Minus infinity where a query does not see a key; the first `window` keys are those of the state."""
