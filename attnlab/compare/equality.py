@@ -57,12 +57,12 @@ def of_measure(
     return Equality(name, required, equal, least, most)
 
 
-def unmatched(values: Sequence[float], tolerance: float) -> bool:
+def unmatched(values: Sequence[int | float], tolerance: float) -> bool:
     """Whether the values are not within a tolerance: a share, to either side of the middle of the largest and least."""
     return max(values) > min(values) and share(min(values), max(values)) > tolerance
 
 
-def share(least: float, most: float) -> float:
+def share(least: int | float, most: int | float) -> float:
     """`(most - least) / (most + least)`: how far both are from the middle between them."""
     return (most - least) / (most + least)
 

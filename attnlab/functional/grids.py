@@ -99,7 +99,9 @@ def axial_angles(
     """
     axes = len(grid)
     if channels % (2 * axes):
-        raise UserError(f'positions on a grid of {axes} axes need a multiple of {2 * axes} channels; got {channels}')
+        raise UserError(
+            f'positions on the grid {grid} need a multiple of {2 * axes} channels, twice its axes; got {channels}'
+        )
     pairs = jnp.arange(0, channels // axes, 2, dtype=dtype)
     places = jnp.asarray(coordinates(grid), dtype)
     if span is not None:

@@ -124,7 +124,7 @@ def _survivors(row: StudyResult, statistic: str) -> str:
     return f'{done} of {done + row.failed} seeds' if statistic == 'confirmed' and row.failed else ''
 
 
-def _note(axes: Any, text: str, x: float, y: float) -> None:
+def _note(axes: Any, text: str, x: int | float, y: int | float) -> None:
     """A few words beside a point."""
     if text:
         offset = {'xytext': (5, -3), 'textcoords': 'offset points'}

@@ -91,7 +91,9 @@ def test_sinusoids_hold_the_place_on_every_axis(grid):
     frequencies = np.array([1.0, 100.0**-0.5])
     angles = np.concatenate([places[:, axis, None] * frequencies for axis in range(len(grid))], axis=1)
     np.testing.assert_allclose(found, np.concatenate([np.sin(angles), np.cos(angles)], axis=1), atol=1e-6)
-    with pytest.raises(UserError, match=f'need a multiple of {2 * len(grid)} channels; got {width + 1}'):
+    with pytest.raises(
+        UserError, match=f'need a multiple of {2 * len(grid)} channels, twice its axes; got {width + 1}'
+    ):
         GridSinusoids().encode(grid, width + 1)
 
 
