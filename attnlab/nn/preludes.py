@@ -54,7 +54,7 @@ def preludes_for(prelude: Callable[..., Prelude] | None, *widths: int, rngs: nnx
 
 def behind_preludes(
     preludes: Iterable[Prelude],
-    projections: Iterable[Sequence],
+    projections: Iterable[Float[Array, 'b t _']],
     segments: Segments | None,
     states: tuple[State, ...] | None,
     then: Callable[[Sequence], Array] = lambda y: y,
