@@ -40,6 +40,7 @@ LENGTHS = {
 
 SWEEPS = {
     'language': ('base.evals[0].cadence.n=2', 'base.model.stack.depth=1', 'trials=2', 'pruner.first=2'),
+    'images': ('base.evals[1].cadence.n=2',),
     'series': ('base.evals[1].cadence.n=2',),
 }
 """What shortens a sweep of a config, besides; of a config that is not here, as of `language`."""
@@ -88,6 +89,7 @@ LEFT = {
     r'python scripts/pathfinder_statistics.py .*FOLDER': 'needs the released images; the other line runs without them',
     r'python scripts/bench_rows.py': 'times for tens of minutes; tests/scripts/test_bench_rows.py',
     r'python scripts/bench_decode.py': 'times for minutes; tests/scripts/test_bench_decode.py',
+    r'python scripts/bench_steps.py': 'times for minutes; tests/scripts/test_bench_steps.py',
     r'python scripts/gaussian_grids.py': 'takes minutes; tests/quantize/test_formats.py reads what it made',
     r'python tests/kernels/compile_tpu.py': 'needs libtpu; tests/kernels/test_tpu.py',
 }
