@@ -9,6 +9,16 @@ from attnlab.functional import cores
 from attnlab.functional.indices import check_indices
 
 
+def check_targets(targets: Int[Array, '*b'], classes: int) -> None:
+    """Raises `UserError` for a target outside of the classes; inside of `jax.jit` its loss is NaN instead."""
+    check_indices('targets', targets, classes, 'classes')
+
+
+def nan_outside(losses: Float[Array, '*b'], targets: Int[Array, '*b'], classes: int) -> Float[Array, '*b']:
+    """The losses, NaN where a target is outside of the classes."""
+    return jnp.where((targets >= 0) & (targets < classes), losses, jnp.nan)
+
+
 def next_token_loss(
     hidden: Float[Array, '*b d'],
     embedding: Float[Array, 'o d'],
@@ -21,10 +31,10 @@ def next_token_loss(
     `soft_cap` bounds the logits, see `capped`. Raises `UserError` for targets that are no classes; under `jax.jit`
     their loss is NaN instead.
     """
-    check_indices('targets', targets, embedding.shape[0], 'classes')
+    check_targets(targets, embedding.shape[0])
     losses = cores.cross_entropy(hidden, embedding.astype(hidden.dtype), targets, soft_cap=soft_cap)
     # The core counts negative ones from the last class.
-    return jnp.where(targets >= 0, losses, jnp.nan)
+    return nan_outside(losses, targets, embedding.shape[0])
 
 
 def capped(logits: Float[Array, '*b'], cap: float | None) -> Float[Array, '*b']:
@@ -41,10 +51,9 @@ def softmax_loss(logits: Float[Array, '*b o'], targets: Int[Array, '*b']) -> Flo
 
     Raises `UserError` for targets that are no classes; under `jax.jit` their loss is NaN instead.
     """
-    check_indices('targets', targets, logits.shape[-1], 'classes')
-    found = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1, mode='fill')[..., 0]
-    # Negative ones are counted from the last class.
-    return jnp.where(targets >= 0, -found, jnp.nan)
+    check_targets(targets, logits.shape[-1])
+    found = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
+    return nan_outside(-found, targets, logits.shape[-1])
 
 
 def stablemax_logits(logits: Float[Array, '*b o']) -> Float[Array, '*b o']:

@@ -7,8 +7,9 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from attnlab.errors import UserError
+from attnlab.losses import check_targets
 from attnlab.models.heads.classification import ClassificationHead
-from attnlab.models.heads.head import check_targets, wide
+from attnlab.models.heads.head import wide
 from attnlab.nn.projections import Linear
 from attnlab.typing import DropoutKey
 

@@ -8,8 +8,8 @@ from jax.scipy.special import digamma, gammaln
 from jaxtyping import Float, Int
 
 from attnlab.errors import UserError
+from attnlab.losses import check_targets, nan_outside
 from attnlab.models.heads.classification import ClassificationHead
-from attnlab.models.heads.head import check_targets, nan_outside
 from attnlab.models.heads.links import Evidence
 from attnlab.typing import DropoutKey
 

@@ -7,8 +7,8 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from attnlab.errors import UserError
-from attnlab.losses import softmax_loss
-from attnlab.models.heads.head import Head, check_targets, in_gradient_only, wide
+from attnlab.losses import check_targets, softmax_loss
+from attnlab.models.heads.head import Head, in_gradient_only, wide
 from attnlab.nn.projections import Linear
 from attnlab.typing import DropoutKey
 

@@ -9,9 +9,9 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float, Int
 
-from attnlab.losses import softmax_loss
+from attnlab.losses import check_targets, nan_outside, softmax_loss
 from attnlab.models.heads.classification import ClassificationHead
-from attnlab.models.heads.head import check_targets, nan_outside, wide
+from attnlab.models.heads.head import wide
 from attnlab.typing import DropoutKey
 
 LEAST = -4.0

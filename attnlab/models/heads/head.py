@@ -10,7 +10,6 @@ from jax import Array
 from jaxtyping import Float, Int, Shaped
 
 from attnlab.functional import sampling
-from attnlab.functional.indices import check_indices
 from attnlab.functional.lookup import lookup
 from attnlab.functional.precision import wide_dtype
 from attnlab.module import Module
@@ -70,16 +69,6 @@ class Head(Module):
 def heads(model: Any) -> list[Head]:
     """The heads within a model, an `nnx.Module`."""
     return [part for _, part in nnx.iter_modules(model) if isinstance(part, Head)]
-
-
-def check_targets(targets: Int[Array, '*b'], classes: int) -> None:
-    """Raises `UserError` for a target outside of the classes; inside of `jax.jit` its loss is NaN instead."""
-    check_indices('targets', targets, classes, 'classes')
-
-
-def nan_outside(losses: Float[Array, '*b'], targets: Int[Array, '*b'], classes: int) -> Float[Array, '*b']:
-    """The losses, NaN where a target is outside of the classes."""
-    return jnp.where((targets >= 0) & (targets < classes), losses, jnp.nan)
 
 
 def in_gradient_only(penalty: Float[Array, '*b']) -> Float[Array, '*b']:

@@ -13,7 +13,8 @@ from attnlab.errors import UserError
 from attnlab.functional.huffman import huffman
 from attnlab.functional.lookup import lookup
 from attnlab.functional.precision import wide_dtype
-from attnlab.models.heads.head import Head, check_targets, linear_logits, nan_outside, output_weight, wide
+from attnlab.losses import check_targets, nan_outside
+from attnlab.models.heads.head import Head, linear_logits, output_weight, wide
 from attnlab.nn.parameter import buffer, param
 
 

@@ -5,15 +5,8 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from attnlab.errors import UserError
-from attnlab.losses import capped, next_token_loss
-from attnlab.models.heads.head import (
-    Head,
-    check_targets,
-    in_gradient_only,
-    linear_logits,
-    output_weight,
-    target_logits,
-)
+from attnlab.losses import capped, check_targets, next_token_loss
+from attnlab.models.heads.head import Head, in_gradient_only, linear_logits, output_weight, target_logits
 from attnlab.typing import DropoutKey
 
 

@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 
 from attnlab.errors import UserError
 from attnlab.functional import chunked
-from attnlab.losses import softmax_loss, stablemax_logits
-from attnlab.models.heads.head import Head, check_targets, linear_logits, nan_outside, output_weight
+from attnlab.losses import check_targets, nan_outside, softmax_loss, stablemax_logits
+from attnlab.models.heads.head import Head, linear_logits, output_weight
 from attnlab.signature import checked_fields
 
 

@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float, Int
 
 from attnlab.errors import UserError
 from attnlab.functional import cores
-from attnlab.losses import softmax_loss
-from attnlab.models.heads.head import Head, check_targets, linear_logits, nan_outside, output_weight, wide
+from attnlab.losses import check_targets, nan_outside, softmax_loss
+from attnlab.models.heads.head import Head, linear_logits, output_weight, wide
 from attnlab.nn.parameter import param
 from attnlab.typing import DropoutKey
 

@@ -5,9 +5,8 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float, Int
 
-from attnlab.losses import softmax_loss
+from attnlab.losses import check_targets, softmax_loss
 from attnlab.models.heads.classification import ClassificationHead
-from attnlab.models.heads.head import check_targets
 from attnlab.typing import DropoutKey
 
 

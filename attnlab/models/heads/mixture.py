@@ -7,8 +7,8 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from attnlab.functional import sampling
-from attnlab.losses import next_token_loss
-from attnlab.models.heads.head import Head, check_targets, linear_logits, nan_outside, output_weight, wide
+from attnlab.losses import check_targets, nan_outside, next_token_loss
+from attnlab.models.heads.head import Head, linear_logits, output_weight, wide
 from attnlab.nn.projections import Linear
 
 

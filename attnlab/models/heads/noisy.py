@@ -7,8 +7,8 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from attnlab.errors import UserError
-from attnlab.losses import softmax_loss
-from attnlab.models.heads.head import Head, check_targets, linear_logits, output_weight, wide
+from attnlab.losses import check_targets, softmax_loss
+from attnlab.models.heads.head import Head, linear_logits, output_weight, wide
 from attnlab.typing import DropoutKey
 
 NOISE = 0x4015E

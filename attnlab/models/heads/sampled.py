@@ -9,7 +9,8 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from attnlab.functional.lookup import lookup
-from attnlab.models.heads.head import check_targets, linear_logits, nan_outside, output_weight, target_logits
+from attnlab.losses import check_targets, nan_outside
+from attnlab.models.heads.head import linear_logits, output_weight, target_logits
 from attnlab.models.heads.language import VocabularyHead
 from attnlab.typing import DropoutKey
 

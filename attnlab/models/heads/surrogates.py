@@ -11,9 +11,8 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from attnlab.errors import UserError
-from attnlab.losses import softmax_loss
+from attnlab.losses import check_targets, nan_outside, softmax_loss
 from attnlab.models.heads.classification import ClassificationHead
-from attnlab.models.heads.head import check_targets, nan_outside
 from attnlab.signature import checked_fields
 from attnlab.typing import DropoutKey
 
