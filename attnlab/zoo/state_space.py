@@ -37,8 +37,10 @@ STATE_SPACE = {
         smallest_state=1,
         start=MAMBA,
         notes=(
-            'The input enters as dt B x, as in the released code; the paper writes a zero-order hold. Biases of the '
-            'convolution start at zero, and linear maps three times as far spread as theirs, unless init=paper.'
+            'The input enters as dt B x, as in the released code; the paper writes a zero-order hold. Eigenvalues '
+            'below zero (Grazzi et al. 2024, https://arxiv.org/abs/2411.12537): eigenvalues=signed, a scan of all '
+            'states that takes their memory a token. Biases of the convolution start at zero, and linear maps three '
+            'times as far spread as theirs, unless init=paper.'
         ),
     ),
     's_mamba': Recipe(

@@ -12,7 +12,8 @@ import dataclasses
 import importlib.util
 import math
 import sys
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -33,12 +34,20 @@ EDGES = ((10,), (24,), (7, 30), ())
 the time of a row, at the edge between them, and within both."""
 
 
-def small(zoo: str, *, heads: int | None = None, causal: bool = True, **sizes: int) -> Setup:
-    """A small model of a recipe on a mesh, of two rows unless sizes are given."""
+def small(
+    zoo: str,
+    mixer: Mapping[str, Any] = types.MappingProxyType({}),
+    *,
+    heads: int | None = None,
+    causal: bool = True,
+    **sizes: int,
+) -> Setup:
+    """A small model of a recipe, its mixers changed by `mixer`, on a mesh of two rows unless sizes are given."""
     config = language.get_config(f'zoo={zoo},size=tiny').unlock()
     config.batch_size, config.length, config.steps = 4, 48, 2
     config.model.dim, config.model.stack.depth = 64, len(config.model.stack.blocks)
     for block in config.model.stack.blocks:
+        block.mixer.update(mixer)
         if heads is not None:
             block.mixer.heads = heads
         if not causal:

@@ -160,6 +160,15 @@ def trained_alone_at_b() -> dict[str, Any]:
     return trained(on_one_device(small('gsa,conv=B')))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize('axis', ['data', 'sequence', 'tensor'])
+def test_negative_eigenvalues_of_mamba_over_two_devices_agree_with_one(axis):
+    setup = small('mamba', {'eigenvalues': 'signed'}, **{axis: 2})
+    found = exchanges(setup.trace().lower().compile().as_text())
+    assert axis != 'data' or {exchange.kind for exchange in found} == {'all-reduce'}, found
+    assert_same(trained(setup, packed=True), trained(on_one_device(setup), packed=True))
+
+
 @pytest.mark.parametrize(
     ('zoo', 'mixer'), [('sliding_window', 'Attention'), ('alibi', 'Attention'), ('gla', 'LinearAttention')]
 )

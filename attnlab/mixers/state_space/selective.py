@@ -18,6 +18,7 @@ from attnlab.functional.levels import levels_of, no_levels, read_by_level
 from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import gated, recomputed_method
 from attnlab.functional.recurrences import carried, no_segment
+from attnlab.functional.signed import signed_scan
 from attnlab.mixers.mixer import Mixer
 from attnlab.module import Module
 from attnlab.nn.decays import StepSize, log_rates, log_states
@@ -53,7 +54,8 @@ class SelectiveMaps(Module):
         h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T    y_t = h_t C_t + D x_t
 
     With `select_norm` r, B and C are normalised first, each by a norm of its own; `D` starts as `skip` draws it, and is
-    left out where that is `None`. Parameters are those of whoever derives from it, under these names.
+    left out where that is `None`. With `eigenvalues='signed'` the decay is `2 exp(dt_t A) - 1`, from -1 to 1 (see
+    `signed_scan`). Parameters are those of whoever derives from it, under these names.
     """
 
     def __init__(
@@ -64,8 +66,10 @@ class SelectiveMaps(Module):
         dt_rank: int,
         select_norm: Callable[..., nnx.Module] | None = None,
         skip: nnx.Initializer | None = nnx.initializers.ones,
+        eigenvalues: Literal['positive', 'signed'] = 'positive',
         rngs: nnx.Rngs,
     ):
+        self.eigenvalues = eigenvalues
         self.splits = (dt_rank, dt_rank + state)
         self.select = Linear(inner, dt_rank + 2 * state, axes=('mlp', None), rngs=rngs)
         self.step = Linear(dt_rank, inner, initializer=_bound_by_fan_in, axes=(None, 'mlp'), rngs=rngs)
@@ -88,7 +92,8 @@ class SelectiveMaps(Module):
         if self.select_norms:
             selected = [norm(each) for norm, each in zip(self.select_norms, selected, strict=True)]
         low, B, C = selected
-        return cores.selective_scan(
+        scan = signed_scan if self.eigenvalues == 'signed' else cores.selective_scan
+        return scan(
             x,
             self.step_size(self.step(low)),
             -jnp.exp(self.A_log[...].astype(wide_dtype(x.dtype))),
@@ -119,6 +124,9 @@ class SelectiveSSM(SelectiveMaps, Mixer):
       dt_rank: width of the bottleneck that step sizes are read through; `None`: `dim / 16`, rounded up.
       select_norm: made as `select_norm(width, rngs=rngs)`, one each for `r`, `B` and `C` (Lieber et al. 2024,
         https://arxiv.org/abs/2403.19887); `None`: without.
+      eigenvalues: of the transitions: `positive`, `exp(dt A)`, from 0 to 1, or `signed`, `2 exp(dt A) - 1`, from -1,
+        with which one layer can count modulo two. These are a scan of all states, which takes their memory a token.
+        Grazzi et al. 2024, https://arxiv.org/abs/2411.12537.
       prelude: made as `prelude(inner, rngs=rngs)`.
       implementation: of the core; `None`: the default of the platform.
       rngs: draws the parameters.
@@ -132,6 +140,7 @@ class SelectiveSSM(SelectiveMaps, Mixer):
         state: int = 16,
         dt_rank: int | None = None,
         select_norm: Callable[..., nnx.Module] | None = None,
+        eigenvalues: Literal['positive', 'signed'] = 'positive',
         prelude: Callable[..., Prelude] = ShortConv,
         implementation: str | None = None,
         rngs: nnx.Rngs,
@@ -139,7 +148,14 @@ class SelectiveSSM(SelectiveMaps, Mixer):
         inner = expand * dim
         self.input = Linear(dim, 2 * inner, axes=('embed', 'mlp'), rngs=rngs)
         self.prelude = prelude(inner, rngs=rngs)
-        super().__init__(inner, state=state, dt_rank=default_rank(dim, dt_rank), select_norm=select_norm, rngs=rngs)
+        super().__init__(
+            inner,
+            state=state,
+            dt_rank=default_rank(dim, dt_rank),
+            select_norm=select_norm,
+            eigenvalues=eigenvalues,
+            rngs=rngs,
+        )
         self.implementation = implementation
         self.output = Linear(inner, dim, axes=('mlp', 'embed'), rngs=rngs)
 

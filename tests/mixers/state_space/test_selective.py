@@ -1,5 +1,7 @@
 """Mamba, its S6 alone and Mamba-2 against their equations, written as loops over tokens in numpy float64."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,10 +13,16 @@ import attnlab
 from attnlab.config import build, spec
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.functional.signed import signed_scan
 from attnlab.mixers.state_space.selective import SelectiveMaps, SelectiveSSM, SelectiveSystem, StateSpaceDual
 from attnlab.mixers.state_space.structured import StructuredSSM
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.preludes import Activation
+from attnlab.testing.contract import Subject
+from attnlab.testing.contract.documents import check_packing
+from attnlab.testing.contract.gradients import check_gradients
+from attnlab.testing.contract.narrow import check_bfloat16
+from attnlab.testing.contract.streaming import check_decoding, check_streaming, check_streaming_packed
 from attnlab.testing.noise import noise, perturbed
 from attnlab.zoo import ZOO
 from attnlab.zoo.chosen import initialized
@@ -69,8 +77,10 @@ def scanned(maps: SelectiveMaps, x: np.ndarray) -> np.ndarray:
     dt = softplus(low @ weights(maps.step.weight) + weights(maps.step_size.bias))
     A = -np.exp(weights(maps.A_log))
     h, y = np.zeros((x.shape[1], 16)), np.zeros_like(x)
+    signed = maps.eigenvalues == 'signed'
     for t in range(len(x)):
-        h = np.exp(dt[t][:, None] * A) * h + (dt[t] * x[t])[:, None] * B[t][None]
+        decay = np.exp(dt[t][:, None] * A)
+        h = (2 * decay - 1 if signed else decay) * h + (dt[t] * x[t])[:, None] * B[t][None]
         y[t] = h @ C[t]
     return y
 
@@ -116,12 +126,21 @@ def mamba2(mixer: StateSpaceDual, u: np.ndarray) -> np.ndarray:
     [
         ('mamba', mamba, {}),
         ('mamba', mamba, {'select_norm': build(spec(RMSNorm)), 'dt_rank': 3}),
+        ('mamba', mamba, {'eigenvalues': 'signed'}),
         ('s6', s6, {}),
         ('mamba2', mamba2, {'head_dim': 4, 'state': 5}),
         ('log_linear_mamba2', mamba2, {'head_dim': 4, 'state': 5}),
         ('log_linear_mamba2', mamba2, {'head_dim': 4, 'state': 5, 'levels': Ones}),
     ],
-    ids=['mamba', 'mamba, normed', 's6', 'mamba2', 'mamba2 by level', 'mamba2 by level, weights of one'],
+    ids=[
+        'mamba',
+        'mamba, normed',
+        'mamba, signed',
+        's6',
+        'mamba2',
+        'mamba2 by level',
+        'mamba2 by level, weights of one',
+    ],
 )
 def test_the_layer_is_that_of_the_paper(name, equations, overrides):
     mixer = recipe(name, **overrides)
@@ -133,6 +152,27 @@ def test_the_layer_is_that_of_the_paper(name, equations, overrides):
         for document in np.unique(row):
             where = row == document
             np.testing.assert_allclose(y[i][where], equations(mixer, np.asarray(x[i])[where]), rtol=1e-9, atol=1e-9)
+
+
+def test_with_negative_eigenvalues_mamba_streams_and_has_the_gradients_of_differences():
+    make = functools.partial(SelectiveSSM, state=4, eigenvalues='signed')
+    with jax.enable_x64(False):
+        subject = Subject(make, causal=True)
+        for check in (check_decoding, check_streaming, check_streaming_packed, check_bfloat16):
+            check(subject)
+        check_packing(subject, causal=True)
+    check_gradients(Subject(make, causal=True))
+
+
+def test_a_state_whose_decay_is_minus_one_counts_modulo_two():
+    """A bit of one takes a step so long that the decay is -1; one of zero takes none."""
+    bits = np.asarray([[0, 1, 1, 0, 1, 0, 0, 1, 1, 1, 0, 1]])
+    dt = jnp.asarray(1e3 * bits[..., None], jnp.float32)
+    ones = jnp.ones((1, bits.shape[1], 1), jnp.float32)
+    start = jnp.ones((1, 1, 1), jnp.float32)
+    y, last = signed_scan(jnp.zeros_like(ones), dt, -jnp.ones((1, 1), jnp.float32), ones, ones, state=start)
+    np.testing.assert_array_equal(y[0, :, 0], 1.0 - 2.0 * (np.cumsum(bits[0]) % 2))
+    assert last.item() == -1
 
 
 def test_mamba_in_jamba_and_hymba_norms_what_it_selects_by():
