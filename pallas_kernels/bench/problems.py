@@ -268,9 +268,13 @@ def _delta_rule(z: Sizes) -> Iterator[Problem]:
         arrays['k'] /= jnp.linalg.norm(arrays['k'].astype(jnp.float32), axis=-1, keepdims=True).astype(z.dtype)
         arrays['beta'] = jax.nn.sigmoid(_normal(5, (z.b, z.t, z.h), z.dtype))
         yield _recurrence(z, 'delta_rule', kind, arrays, 8, theirs)
-    e = _normal(6, arrays['k'].shape, jnp.float32)
-    arrays['erase'] = (e / jnp.linalg.norm(e, axis=-1, keepdims=True)).astype(z.dtype)
-    yield _recurrence(z, 'delta_rule', 'vector, erase keys', arrays, 8, None)
+    arrays['gates'] = jax.nn.sigmoid(_normal(6, arrays['k'].shape, z.dtype))
+    yield _recurrence(z, 'delta_rule', 'vector, erase keys', arrays, 8, 'gdn2', _erasing_by_gates)
+
+
+def _erasing_by_gates(*, gates: jax.Array, **arrays: Any) -> Any:
+    """Erase keys are keys times gates, as Gated DeltaNet-2 has them: so third parties take them."""
+    return pallas_kernels.delta_rule(**arrays, erase=gates * arrays['k'])
 
 
 def _diagonal_low_rank(z: Sizes) -> Iterator[Problem]:
@@ -279,10 +283,10 @@ def _diagonal_low_rank(z: Sizes) -> Iterator[Problem]:
     a /= jnp.linalg.norm(a, axis=-1, keepdims=True)
     arrays['a'] = -a.astype(z.dtype)
     arrays['b'] = (jax.nn.sigmoid(_normal(6, a.shape, jnp.float32)) * a).astype(z.dtype)
-    yield _recurrence(z, 'diagonal_low_rank', 'vector', arrays, 9, None)
+    yield _recurrence(z, 'diagonal_low_rank', 'vector', arrays, 9, 'rwkv7')
     del arrays['b']
     arrays['k'] = (jax.nn.sigmoid(_normal(6, a.shape[:3], jnp.float32))[..., None] * a).astype(z.dtype)
-    yield _recurrence(z, 'diagonal_low_rank', 'vector, b is k', arrays, 7, None)
+    yield _recurrence(z, 'diagonal_low_rank', 'vector, b is k', arrays, 7, 'rwkv7')
 
 
 def _recurrent(z: Sizes, kind: str) -> Arrays:
@@ -294,14 +298,25 @@ def _recurrent(z: Sizes, kind: str) -> Arrays:
     return arrays
 
 
-def _recurrence(z: Sizes, core: str, kind: str, arrays: Arrays, per_element: int, theirs: str | None) -> Problem:
-    """A problem of a core with a state `k v`, which does `per_element` operations per element of the state and step."""
-    ours = getattr(pallas_kernels, core)
+def _recurrence(
+    z: Sizes,
+    core: str,
+    kind: str,
+    arrays: Arrays,
+    per_element: int,
+    theirs: str,
+    ours: Callable[..., Any] | None = None,
+) -> Problem:
+    """A problem of a core with a state `k v`, which does `per_element` operations per element of the state and step.
+
+    `theirs` is the kind of call of jax-linear-attention, `ours` the call of the core by these arrays, if they are others
+    than the core takes.
+    """
+    ours = ours or getattr(pallas_kernels, core)
     contenders = {OURS: _first(ours), **{name: _first(form) for name, form in _forms(ours).items()}}
     if target.current().platform == 'cpu':
         contenders['lax.scan of the definition'] = _first(functools.partial(ours, implementation='reference'))
-    if theirs is not None:
-        contenders |= _of_jla(functools.partial(_jax_linear_attention, theirs))
+    contenders |= _of_jla(functools.partial(_jax_linear_attention, theirs))
     flops = per_element * z.b * z.t * z.h * z.k * z.k
     result = arrays['v'].nbytes
     moved = sum(array.nbytes for array in arrays.values()) + result
@@ -311,18 +326,21 @@ def _recurrence(z: Sizes, core: str, kind: str, arrays: Arrays, per_element: int
 
 
 def _jax_linear_attention(
-    kind: str,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    log_decay: jax.Array | None = None,
-    beta: jax.Array | None = None,
+    kind: str, q: jax.Array, k: jax.Array, v: jax.Array, log_decay: jax.Array | None = None, **gates: jax.Array
 ) -> jax.Array:
+    """Its call of a kind, given the arguments of our core, and scaled as ours."""
     if kind == 'simple_gla' and log_decay is None:
         # It has no kind without decays; those of one a head are the fewest.
         log_decay = jnp.zeros(q.shape[:3], jnp.float32)
-    gates = {name: gate for name, gate in (('g', log_decay), ('beta', beta)) if gate is not None}
-    return _jla(kind, q, k, v, **gates)
+    if kind == 'rwkv7':
+        given = {'w': log_decay, 'a': gates['a'], 'b': gates.get('b', k)}
+    elif kind == 'gdn2':
+        beta = gates['beta'][..., None]
+        given = {'g': log_decay, 'b': beta * gates['gates'], 'w': jnp.broadcast_to(beta, v.shape)}
+    else:
+        given = {'g': log_decay, 'beta': gates.get('beta')}
+    given = {name: array for name, array in given.items() if array is not None}
+    return _jla(kind, q, k, v, **given, scale=q.shape[-1] ** -0.5)
 
 
 def _jax_selective_scan(x: jax.Array, dt: jax.Array, A: jax.Array, B: jax.Array, C: jax.Array) -> jax.Array:

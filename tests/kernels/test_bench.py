@@ -72,14 +72,15 @@ def test_kernels_of_jax_linear_attention_are_named(monkeypatch):
 
     monkeypatch.setattr(problems.importlib.util, 'find_spec', lambda name: name)
     monkeypatch.setitem(sys.modules, 'jla.ops', types.SimpleNamespace(linear_attention=kernel))
-    for core in ('linear_attention', 'delta_rule', 'selective_scan'):
+    for core in ('linear_attention', 'delta_rule', 'diagonal_low_rank', 'selective_scan'):
         for problem in problems.problems(core, problems.SMALL):
             if 'jax-linear-attention' in problem.contenders:
                 problem.contenders['jax-linear-attention'](**problem.arrays)
-    kinds = ['simple_gla', 'simple_gla', 'gla', 'deltanet', 'gated_deltanet', 'kda', 'mamba1']
+    kinds = ['simple_gla', 'simple_gla', 'gla', 'deltanet', 'gated_deltanet', 'kda', 'gdn2', 'rwkv7', 'rwkv7', 'mamba1']
     assert [(kind, impl) for kind, impl, _ in asked] == [(kind, 'mosaic_gpu') for kind in kinds]
     # Without decays it is given some that forget nothing.
     assert not asked[0][2]['g'].any() and asked[1][2]['g'].any()
+    assert asked[-4][2].keys() == {'g', 'b', 'w', 'scale'} and asked[-3][2].keys() == {'w', 'a', 'b', 'scale'}
     assert asked[-1][2].keys() == {'dt', 'a', 'backward'}
 
 

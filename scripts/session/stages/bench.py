@@ -21,6 +21,7 @@ RIVALS = {
     'attention': ('cuDNN', 'tokamax'),
     'linear_attention': ('jax-linear-attention',),
     'delta_rule': ('jax-linear-attention',),
+    'diagonal_low_rank': ('jax-linear-attention',),
     'selective_scan': ('jax-linear-attention',),
 }
 """Third-party kernels, which have separate cases, since they may crash or hang."""
