@@ -309,8 +309,7 @@ def _recurrence(
 ) -> Problem:
     """A problem of a core with a state `k v`, which does `per_element` operations per element of the state and step.
 
-    `theirs` is the kind of call of jax-linear-attention, `ours` the call of the core by these arrays, if they are others
-    than the core takes.
+    `theirs` is the kind of call of jax-linear-attention; `ours` calls the core by these arrays where it takes others.
     """
     ours = ours or getattr(pallas_kernels, core)
     contenders = {OURS: _first(ours), **{name: _first(form) for name, form in _forms(ours).items()}}
