@@ -38,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         action='store_true',
         help='of `tune` every candidate: none is compiled for an absent H100, nor dropped because it spills registers',
     )
+    one.add_argument('--only', default='', help='patterns of names of cases, separated by semicolons: only these')
     one = commands.add_parser('run', help='run the cases')
     one.add_argument('--from', dest='folder', type=pathlib.Path, required=True, help='what `prepare` wrote')
     one.add_argument('--out', type=pathlib.Path, required=True, help='the folder of session.jsonl and session.log')
@@ -79,7 +80,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.command == 'prepare':
         return preparation.prepare(
-            options.to, _stages(parser, options.stages), small=options.small, all_tiles=options.all_tiles
+            options.to,
+            _stages(parser, options.stages),
+            small=options.small,
+            all_tiles=options.all_tiles,
+            only=_patterns(options.only),
         )
     if options.command == 'run':
         stages = _stages(parser, options.stages) if options.stages else None
@@ -91,7 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
                 workers=options.workers,
                 patience=options.patience,
                 commit=lines.commit(ROOT),
-                only=[pattern for pattern in options.only.split(';') if pattern],
+                only=_patterns(options.only),
             ),
             stages,
             options.resume,
@@ -101,8 +106,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if options.command == 'record':
         try:
-            without = [pattern for pattern in options.without.split(';') if pattern]
-            options.to.write_text(json.dumps(report.record(options.sessions, without), indent=1) + '\n')
+            found = report.record(options.sessions, _patterns(options.without))
+            options.to.write_text(json.dumps(found, indent=1) + '\n')
         except (OSError, ValueError) as error:
             parser.error(str(error))
         return 0
@@ -115,6 +120,10 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error(str(error))
         return 0
     return worker.serve(options.folder, options.results)
+
+
+def _patterns(text: str) -> list[str]:
+    return [pattern for pattern in text.split(';') if pattern]
 
 
 def _stages(parser: argparse.ArgumentParser, names: str) -> list[str]:

@@ -1,8 +1,10 @@
 """The cases of a session, in stages, the most valuable first."""
 
 import dataclasses
+import fnmatch
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 CORES = (
@@ -100,6 +102,14 @@ def write(path: pathlib.Path, cases: list[Case]) -> None:
 
 def read(path: pathlib.Path) -> list[Case]:
     return [Case(**case) for case in json.loads(path.read_text())]
+
+
+def chosen(cases: Sequence[Case], patterns: Sequence[str]) -> list[Case]:
+    """The cases whose names match a pattern, as of file names, in the order of patterns; without patterns, all."""
+    if not patterns:
+        return list(cases)
+    found = {case.id: case for pattern in patterns for case in cases if fnmatch.fnmatchcase(case.id, pattern)}
+    return list(found.values())
 
 
 def fields(case: Case) -> dict[str, Any]:

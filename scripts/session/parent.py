@@ -8,7 +8,6 @@ import collections
 import contextlib
 import dataclasses
 import datetime
-import fnmatch
 import importlib.metadata
 import json
 import os
@@ -274,7 +273,7 @@ def run(session: Session, stages: Sequence[str] | None, resume: Sequence[pathlib
     dropped = session.folder / session_cases.DROPPED
     prepared += session_cases.read(dropped) if dropped.exists() else []
     before = lines.newest(resume)
-    asked = chosen(prepared, session.only)
+    asked = session_cases.chosen(prepared, session.only)
     left = [case for case in asked if before.get(case.id, {'status': ''})['status'] != 'ok']
     if session.commit == 'unknown':
         session = dataclasses.replace(session, commit=(session.folder / 'commit').read_text().strip())
@@ -295,14 +294,6 @@ def run(session: Session, stages: Sequence[str] | None, resume: Sequence[pathlib
     if runner.dead:
         return DEAD
     return OK if runner.counts['ok'] + runner.counts['skipped'] == done else NOT_ALL_RIGHT
-
-
-def chosen(cases: Sequence[Case], patterns: Sequence[str]) -> list[Case]:
-    """The cases whose names match a pattern, as of file names, in the order of patterns; without patterns, all."""
-    if not patterns:
-        return list(cases)
-    found = {case.id: case for pattern in patterns for case in cases if fnmatch.fnmatchcase(case.id, pattern)}
-    return list(found.values())
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import importlib
 import importlib.metadata
 import pathlib
 import re
+from collections.abc import Sequence
 
 from packaging.requirements import Requirement
 
@@ -18,14 +19,16 @@ PEERS = ('jax-linear-attention', 'tokamax', 'fla-core', 'flash-linear-attention'
 """Packages to compare with where they are installed; the first pins JAX to 0.11.2."""
 
 
-def prepare(folder: pathlib.Path, stages: list[str], *, small: bool, all_tiles: bool = False) -> int:
-    """Writes the folder that `run` reads; existing expectations are kept.
+def prepare(
+    folder: pathlib.Path, stages: list[str], *, small: bool, all_tiles: bool = False, only: Sequence[str] = ()
+) -> int:
+    """Writes the folder that `run` reads, of the cases whose names match a pattern; existing expectations are kept.
 
     Candidates of tiles are compiled for an H100 that is not there, unless kernels are interpreted (`small`) or
     `all_tiles` are wanted: those that spill far more than the rule's tile are dropped.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    found = [case for stage in stages for case in cases_of(stage, small=small)]
+    found = cases.chosen([case for stage in stages for case in cases_of(stage, small=small)], only)
     expected = importlib.import_module('scripts.session.expected')
     compared = {expected.key(case): case for case in found if case.call and case.stage in COMPARED}
     expected.write(folder, list(compared.values()))

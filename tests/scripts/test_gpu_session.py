@@ -378,8 +378,18 @@ def test_a_profile_has_the_kernels_of_gpus_alone():
 
 def test_cases_are_chosen_by_name_and_in_order():
     every = [cases.Case(name, 'bench', 1) for name in ('bench/a', 'bench/b', 'bench/c')]
-    assert parent.chosen(every, ()) == every
-    assert [case.id for case in parent.chosen(every, ('*/c', '*/[ab]'))] == ['bench/c', 'bench/a', 'bench/b']
+    assert cases.chosen(every, ()) == every
+    assert [case.id for case in cases.chosen(every, ('*/c', '*/[ab]'))] == ['bench/c', 'bench/a', 'bench/b']
+
+
+def test_expectations_are_prepared_of_the_cases_that_are_asked_for_alone(tmp_path):
+    preparation.prepare(tmp_path, ['check', 'correct'], small=True, only=('correct/softmax/*/mosaic_gpu', 'check/smoke'))
+    assert [case.id for case in cases.read(tmp_path / cases.FILE)] == [
+        'correct/softmax/one/float32/mosaic_gpu',
+        'check/smoke',
+    ]
+    members = np.load(tmp_path / expected.FILE).files
+    assert members and all(member.startswith('softmax/one/float32/') for member in members)
 
 
 def test_what_is_asked_once_is_measured_once(tmp_path):
