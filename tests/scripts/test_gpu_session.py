@@ -383,7 +383,8 @@ def test_cases_are_chosen_by_name_and_in_order():
 
 
 def test_expectations_are_prepared_of_the_cases_that_are_asked_for_alone(tmp_path):
-    preparation.prepare(tmp_path, ['check', 'correct'], small=True, only=('correct/softmax/*/mosaic_gpu', 'check/smoke'))
+    only = ('correct/softmax/*/mosaic_gpu', 'check/smoke')
+    preparation.prepare(tmp_path, ['check', 'correct'], small=True, only=only)
     assert [case.id for case in cases.read(tmp_path / cases.FILE)] == [
         'correct/softmax/one/float32/mosaic_gpu',
         'check/smoke',

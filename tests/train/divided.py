@@ -47,7 +47,9 @@ def small(
     config.batch_size, config.length, config.steps = 4, 48, 2
     config.model.dim, config.model.stack.depth = 64, len(config.model.stack.blocks)
     for block in config.model.stack.blocks:
-        block.mixer.update(mixer)
+        # Not every block calls what it mixes with so.
+        if mixer:
+            block.mixer.update(mixer)
         if heads is not None:
             block.mixer.heads = heads
         if not causal:
