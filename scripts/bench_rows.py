@@ -1,14 +1,17 @@
-"""Times one training step of every recipe that predicts the next token against that of one of them, in turns.
+"""Times one training step of every recipe of sequences against that of one of them, in turns.
 
     python scripts/bench_rows.py --out=docs/rows/cpu.json
     python scripts/bench_rows.py --length=4096 --batch=1 --against=mha --out=docs/rows/cpu_4096.json mha s4 hyena
+    python scripts/bench_rows.py --both_ways --out=docs/rows/cpu_both_ways.json
+    python scripts/bench_rows.py --depth=8 --out=docs/rows/cpu_stacks.json gla jamba griffin
     python scripts/bench_rows.py --page=docs/rows.md docs/rows/cpu.json docs/rows/cpu_4096.json
 
 The step is the trainer's own. Models have one width, and by their hidden width or depth the parameters of the recipe
 that they are timed against; what cannot have them is timed as it is, and says how many it has. A pattern of layers that
-is longer than the depth is left out: its rows are in the table. Programs are kept between calls (`--programs`), so a
-first call on a busy machine spares a second on a quiet one the compiling. The record is written after every recipe,
-and what it has is not timed again.
+is longer than the depth is left out: its rows are in the table, and `--depth` times it whole. With `--both_ways`
+recipes that have no causal form give sequences a label of ten, and so does the one that they are timed against, read
+both ways. Programs are kept between calls (`--programs`), so a first call on a busy machine spares a second on a quiet
+one the compiling. The record is written after every recipe, and what it has is not timed again.
 """
 
 import dataclasses
@@ -20,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from absl import app, flags
 from attnlab_step import random_batch
 from ml_collections import ConfigDict
@@ -28,6 +32,7 @@ from turns import JaxContender, Turn, machine, summarise, take_turns
 from attnlab.compare.match import match
 from attnlab.compare.measures import parameters
 from attnlab.configuration import config_of
+from attnlab.data.long_range.listops import SYMBOLS
 from attnlab.errors import UserError
 from attnlab.files import write, write_json
 from attnlab.train.devices import keep_freed_memory
@@ -41,18 +46,27 @@ _LENGTH = flags.DEFINE_integer('length', 256, 'Tokens of a sequence.', lower_bou
 _BATCH = flags.DEFINE_integer('batch', 8, 'Sequences of a step.', lower_bound=1)
 _ROUNDS = flags.DEFINE_integer('rounds', 5, 'How often the two take turns.', lower_bound=2)
 _BURST = flags.DEFINE_integer('burst', 2, 'Timed steps of one turn, after an untimed one.', lower_bound=1)
+_DEPTH = flags.DEFINE_integer('depth', 2, 'Layers.', lower_bound=1)
+_BOTH_WAYS = flags.DEFINE_bool('both_ways', False, 'Time recipes without a causal form, which label sequences.')
 _PROGRAMS = flags.DEFINE_string('programs', None, 'The folder where compiled programs are kept.')
 
-DIM, DEPTH = 256, 2
+DIM = 256
 TOLERANCE = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """Of one step."""
+    """Of one step.
+
+    Attributes:
+      both_ways: whether sequences are read both ways, for a label, or from left to right, for the next token.
+      depth: layers.
+    """
 
     length: int
     batch: int
+    both_ways: bool = False
+    depth: int = 2
 
     @property
     def tokens(self) -> int:
@@ -60,11 +74,12 @@ class Size:
 
 
 def config(name: str, size: Size) -> ConfigDict:
-    """The recipe in two layers of the width that all have."""
-    made = config_of(pathlib.Path('language'), f'zoo={name},size=tiny')
+    """The recipe in as many layers, of the width that all have."""
+    file, arg = ('long_range', 'task=listops,size=smoke') if size.both_ways else ('language', 'size=tiny')
+    made = config_of(pathlib.Path(file), f'zoo={name},{arg}')
     with made.unlocked():
         made.update(batch_size=size.batch, length=size.length)
-        made.model.dim, made.model.stack.depth = DIM, DEPTH
+        made.model.dim, made.model.stack.depth = DIM, size.depth
     return made
 
 
@@ -76,8 +91,16 @@ def contender(setup: Setup, size: Size) -> JaxContender:
         state, metrics = program(state, batch, state.step + 1, scalars)
         return state, metrics['loss'].mean()
 
-    batch = random_batch(size.batch, size.length, 256)
+    batch = labelled(size) if size.both_ways else random_batch(size.batch, size.length, 256)
     return JaxContender(jax.jit(step, donate_argnums=0), setup.initialize(), batch)
+
+
+def labelled(size: Size) -> dict[str, jax.Array]:
+    """Random tokens and a label of ten, a document a row."""
+    batch = random_batch(size.batch, size.length, len(SYMBOLS))
+    kept = {name: batch[name] for name in ('tokens', 'segments', 'positions')}
+    label = jnp.arange(size.batch, dtype=jnp.int32) % 10
+    return {**kept, 'label': label, 'weights': jnp.ones(size.batch, jnp.float32)}
 
 
 def matched(name: str, size: Size, target: float) -> tuple[Setup, str]:
@@ -109,19 +132,25 @@ def names(asked: Sequence[str]) -> Iterator[str]:
         if name not in ZOO:
             raise app.UsageError(f'no recipe is called {name!r}; attnlab zoo lists them')
     for name, recipe in ZOO.items():
-        if name in asked if asked else recipe.causal and not recipe.grid and len(recipe.pattern) <= DEPTH:
+        timed_unasked = recipe.causal != _BOTH_WAYS.value and not recipe.grid and len(recipe.pattern) <= _DEPTH.value
+        if name in asked if asked else timed_unasked:
             yield name
+
+
+def asked_size() -> Size:
+    """That of the flags."""
+    return Size(_LENGTH.value, _BATCH.value, _BOTH_WAYS.value, _DEPTH.value)
 
 
 def begun(out: pathlib.Path) -> dict[str, Any]:
     """The record that is there, or an empty one. Raises UsageError where it is of another size, recipe or commit."""
-    size = dataclasses.asdict(Size(_LENGTH.value, _BATCH.value))
+    size = dataclasses.asdict(asked_size())
     fresh = {'size': size, 'against': _AGAINST.value, 'machine': machine(), 'command': sys.argv, 'rows': {}}
     if not out.exists():
         return fresh | {'failed': {}}
     record = json.loads(out.read_text())
     for name, now, before in (
-        ('tokens', size, record['size']),
+        ('the size', size, dataclasses.asdict(Size(**record['size']))),
         ('the recipe they are against', fresh['against'], record['against']),
         ('the commit', fresh['machine']['commit'], record['machine']['commit']),
     ):
@@ -133,7 +162,7 @@ def begun(out: pathlib.Path) -> dict[str, Any]:
 def measure(asked: Sequence[str], out: pathlib.Path) -> None:
     """Times recipes, and writes the record after each."""
     keep_freed_memory()
-    chosen, record, size = list(names(asked)), begun(out), Size(_LENGTH.value, _BATCH.value)
+    chosen, record, size = list(names(asked)), begun(out), asked_size()
     setup = prepare(config(_AGAINST.value, size))
     baseline, target = contender(setup, size), parameters(setup)
     for name in chosen:
@@ -149,9 +178,9 @@ def measure(asked: Sequence[str], out: pathlib.Path) -> None:
 
 PAGE = """# What a training step of every mixer takes
 
-The trainer's own step, two layers of width 256, at equal parameters where sizes for them are found. "x" is the time
-over that of the recipe named above the table, in turns in one process, with a 95 % interval over rounds. GPU and TPU:
-unmeasured. Made by
+The trainer's own step, width 256, two layers where no other depth is named, at equal parameters where sizes for them
+are found. "x" is the time over that of the recipe named above the table, in turns in one process, with a 95 % interval
+over rounds. GPU and TPU: unmeasured. Made by
 
     {command}
 """
@@ -165,11 +194,13 @@ def page(records: Sequence[pathlib.Path]) -> str:
 
 def section(record: Mapping[str, Any]) -> str:
     """The table of a record, the fastest first."""
-    where, size = record['machine'], record['size']
+    where, size = record['machine'], Size(**record['size'])
+    kind = ', read both ways for a label' if size.both_ways else ''
+    kind += f', depth {size.depth}' if size.depth != Size.depth else ''
     versions = ', '.join(f'{name} {version}' for name, version in where['versions'].items())
     command = re.sub(r'\S*scripts/', 'scripts/', ' '.join(record['command']))
     lines = [
-        f'## {size["batch"]} x {size["length"]} tokens, against `{record["against"]}`\n',
+        f'## {size.batch} x {size.length} tokens{kind}, against `{record["against"]}`\n',
         f'    python {command}\n',
         f'{where["cores"]} cores, {where["cpu"]}; {versions}; {where["date"][:10]}; commit {where["commit"]}.\n',
         '| recipe | ms | x | by processor time | temporaries, MiB | parameters | adjusted |',

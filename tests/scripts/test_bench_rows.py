@@ -31,6 +31,18 @@ def test_a_row_is_timed_once_and_stands_on_the_page(tmp_path):
     assert '| `mingru` |' in page.read_text() and '1 x 16 tokens, against `mha`' in page.read_text()
 
 
+@pytest.mark.slow
+def test_rows_without_a_causal_form_are_timed_both_ways(tmp_path):
+    out, page = tmp_path / 'times.json', tmp_path / 'page.md'
+    flags = ('--length=32', '--batch=1', '--rounds=2', '--burst=1', '--against=gla', f'--out={out}', '--both_ways')
+    done = run(*flags, '--depth=1', 'norm_lin')
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads(out.read_text())['rows']) == {'norm_lin'}
+    assert "the size was {'length': 32, 'batch': 1, 'both_ways': True, 'depth': 1}" in run(*flags, 'norm_lin').stderr
+    assert run(f'--page={page}', out).returncode == 0
+    assert '1 x 32 tokens, read both ways for a label, depth 1, against `gla`' in page.read_text()
+
+
 def test_mistakes_are_named(tmp_path):
     assert "no recipe is called 'mah'" in run(f'--out={tmp_path}/times.json', 'mah').stderr
     assert '--out, the file of the times, is not given' in run().stderr
