@@ -51,7 +51,7 @@ class Worker:
 
     def __init__(self, folder: pathlib.Path, stage: Stage, log: IO[bytes], limit: float):
         read, write = os.pipe()
-        command = [sys.executable, SCRIPT, 'worker', f'--from={folder}', f'--results={write}']
+        command = [sys.executable, str(SCRIPT), 'worker', f'--from={folder}', f'--results={write}']
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
