@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from attnlab.functional.dense import softmax
 from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recurrences import document_starts
 from attnlab.typing import Heads, Queries, Segments
@@ -105,7 +106,7 @@ def weighed(
 ) -> Float[Array, 'b g t j']:
     """The softmax weights `p` given to compressed blocks, `sum_c p_c overlap_cj`, summed over heads that share keys."""
     scores = jnp.einsum('btgrk,bgnk->bgrtn', q, compressed.keys.astype(q.dtype)) * q.shape[-1] ** -0.5
-    weights = _softmax(scores, compressed.visible(here, blocks.block)[:, None, None])
+    weights = softmax(scores, compressed.visible(here, blocks.block)[:, None, None])
     return jnp.einsum('bgrtn,bnj->bgtj', weights, overlap)
 
 
@@ -208,7 +209,7 @@ def _masked(
     seen = functools.reduce(jnp.logical_or, (one[..., None] == numbers for one in jnp.unstack(chosen, axis=-1)))
     seen &= ((offsets >= 0) & (slots[None] <= here.tokens[:, None])[None])[:, None]
     scores = jnp.einsum('btgrk,bgsk->bgrts', q, keys) * q.shape[-1] ** -0.5
-    return jnp.einsum('bgrts,bgsv->btgrv', _softmax(scores, seen[:, :, None]), values)
+    return jnp.einsum('bgrts,bgsv->btgrv', softmax(scores, seen[:, :, None]), values)
 
 
 def _gathered(
@@ -225,20 +226,10 @@ def _gathered(
     seen = places <= here.tokens[None, None, :, None]
     keys, values = jnp.split(_take(jnp.concatenate([keys, values], axis=-1), places), [keys.shape[-1]], axis=-1)
     scores = jnp.einsum('btgrk,bgtsk->bgrts', q, keys) * q.shape[-1] ** -0.5
-    return jnp.einsum('bgrts,bgtsv->btgrv', _softmax(scores, seen[:, :, None]), values)
+    return jnp.einsum('bgrts,bgtsv->btgrv', softmax(scores, seen[:, :, None]), values)
 
 
 def _take(rows: Float[Array, 'b g s d'], places: Int[Array, 'b g t n']) -> Float[Array, 'b g t n d']:
     """The rows at the places, of one batch dimension: the compiler for TPUs with SparseCores (v5p, v6e) dies of two."""
     flat = (x.reshape(-1, *x.shape[2:]) for x in (rows, places))
     return jax.vmap(functools.partial(jnp.take, axis=0, mode='clip'))(*flat).reshape(*places.shape, -1)
-
-
-def _softmax(scores: Float[Array, 'b g r t s'], seen: Bool[Array, 'b #g 1 t s']) -> Float[Array, 'b g r t s']:
-    """Softmax over visible scores; zeros in rows without any."""
-    seen = jnp.broadcast_to(seen, scores.shape)
-    highest = jax.lax.stop_gradient(jnp.max(jnp.where(seen, scores, -jnp.inf), axis=-1, keepdims=True))
-    raised = jnp.where(seen, scores - jnp.where(jnp.isneginf(highest), 0.0, highest), 0.0)
-    numerators = jnp.where(seen, jnp.exp(raised), 0.0)
-    total = jnp.sum(numerators, axis=-1, keepdims=True)
-    return numerators / jnp.where(total > 0, total, 1.0)

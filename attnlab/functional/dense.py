@@ -1,7 +1,7 @@
 """Attention with a weight map that needs full rows of scores: memory grows with the product of the lengths."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,6 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from attnlab.functional.precision import wide_dtype
-from attnlab.functional.recomputed import recomputed
 from attnlab.typing import DropoutKey, Heads, Keys, Queries, Values
 
 
@@ -68,10 +67,22 @@ def _length(x: Float[Array, 'b t h k']) -> Float[Array, 'b t h']:
     return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
 
 
-@recomputed
-def softmax(scores: Float[Array, '*b s'], visible: Bool[Array, '*b s']) -> Float[Array, '*b s']:
-    """Returns the softmax over visible keys, zero elsewhere and in rows without any."""
+@jax.custom_jvp
+def softmax(scores: Float[Array, '*b s'], visible: Bool[Array, '*#b #s']) -> Float[Array, '*b s']:
+    """Returns the softmax over visible keys, zero elsewhere and in rows without any.
+
+    Its derivative is made of the weights alone, which are all that is kept for it.
+    """
+    visible = jnp.broadcast_to(visible, scores.shape)
     highest = jnp.max(jnp.where(visible, scores, jnp.finfo(scores.dtype).min), axis=-1, keepdims=True)
-    numerators = jnp.where(visible, jnp.exp(jnp.where(visible, scores - jax.lax.stop_gradient(highest), 0)), 0)
+    numerators = jnp.where(visible, jnp.exp(jnp.where(visible, scores - highest, 0)), 0)
     total = jnp.sum(numerators, axis=-1, keepdims=True)
     return numerators / jnp.where(total > 0, total, 1)
+
+
+@softmax.defjvp
+def _derivative(primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Array, Array]:
+    """The weights, and `w_s (dx_s - sum_j w_j dx_j)`."""
+    weights = softmax(*primals)
+    moved = weights * tangents[0]
+    return weights, moved - weights * jnp.sum(moved, axis=-1, keepdims=True)

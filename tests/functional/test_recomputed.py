@@ -85,12 +85,18 @@ def test_a_gate_keeps_what_its_map_gave_and_takes_no_product_again():
 
 
 @pytest.mark.parametrize(
-    'weigh',
-    [softmax, lambda *rows: StickBreaking(heads=3, rngs=RNGS)(ScoreRows(*rows, None, jnp.arange(T)), None)],
+    ('weigh', 'types'),
+    [
+        (softmax, ['float32']),
+        (
+            lambda *rows: StickBreaking(heads=3, rngs=RNGS)(ScoreRows(*rows, None, jnp.arange(T)), None),
+            ['bool', 'float32'],
+        ),
+    ],
 )
-def test_rows_of_weights_keep_their_scores_alone(weigh):
+def test_rows_keep_their_weights_or_scores_alone(weigh, types):
     rows = (jax.ShapeDtypeStruct((B, 3, T, T), dtype) for dtype in (jnp.float32, bool))
-    assert sorted(str(leaf.dtype) for leaf in kept(weigh, *rows)) == ['bool', 'float32']
+    assert sorted(str(leaf.dtype) for leaf in kept(weigh, *rows)) == types
 
 
 LAYERS = {
