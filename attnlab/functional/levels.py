@@ -1,5 +1,6 @@
 """Linear recurrences whose past is divided into blocks of doubling length, each read with a weight of its own."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +15,9 @@ from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed
 from attnlab.functional.recurrences import document_starts
 from attnlab.typing import Heads, Segments, State, Values
+
+NEAR = 64
+"""Tokens of the largest blocks whose levels are read together: about as many as values have channels."""
 
 
 class Levels(NamedTuple):
@@ -53,9 +57,10 @@ def read_by_level(
 
     Level 0 is the token itself; a token in the right half of its block of `2^l`, the blocks laid side by side from the
     start of the document, reads the left half by level `l`. So a level is a run over blocks for documents, with values
-    of their left halves alone; `run(v, segments=, state=)` gives reads and the last memory. `weights` hold those of
-    level 0 first. `last` is the segment of the token before `state`, with whose levels a stream reads; without a state
-    there are as many as its length asks for. Tokens further into their document than levels reach give NaN.
+    of their left halves alone; `run(v, segments=, state=)` gives reads and the last memory. Without a state the levels
+    of blocks up to `NEAR` tokens are one run, see `_near`. `weights` hold those of level 0 first. `last` is the segment
+    of the token before `state`, with whose levels a stream reads; without a state there are as many as its length asks
+    for. Tokens further into their document than levels reach give NaN.
     Guo et al. 2025, https://arxiv.org/abs/2506.04761.
     """
     b, t = v.shape[:2]
@@ -78,11 +83,15 @@ def read_by_level(
         weight = jnp.where((own | (half == 1))[..., None], weight, jnp.zeros_like(weight))
         return total + _weighed(y, weight.astype(wide)), None if before is None else after
 
-    numbers = jnp.arange(count + 1, dtype=jnp.int32)
-    by_level = jnp.moveaxis(weights[..., : count + 1], -1, 0)
-    # Level 0 keeps nothing.
-    memory = None if state is None else jnp.pad(jnp.moveaxis(state.memory, 1, 0), ((1, 0), *((0, 0),) * 4))
-    total = jnp.zeros((*weights.shape[:3], v.shape[-1]), wide)
+    first, memory, total = 0, None, jnp.zeros((*weights.shape[:3], v.shape[-1]), wide)
+    if state is None:
+        near = min(count, levels_of(NEAR))
+        first, total = near + 1, _near(run, v, weights[..., : near + 1].astype(wide), starts, place)
+    else:
+        # Level 0 keeps nothing.
+        memory = jnp.pad(jnp.moveaxis(state.memory, 1, 0), ((1, 0), *((0, 0),) * 4))
+    numbers = jnp.arange(first, count + 1, dtype=jnp.int32)
+    by_level = jnp.moveaxis(weights[..., first : count + 1], -1, 0)
     total, after = jax.lax.scan(level, total, (numbers, by_level, memory))
     total = jnp.where((place < 1 << count)[..., None, None], total, jnp.nan)
     if state is not None:
@@ -98,3 +107,39 @@ def _left(v: Values, left: Bool[Array, 'b t 1 1']) -> Values:
 @recomputed
 def _weighed(y: Heads, weight: Float[Array, 'b t h']) -> Heads:
     return weight[..., None] * y.astype(weight.dtype)
+
+
+def _near(
+    run: Callable[..., tuple[Array, Array]],
+    v: Values,
+    weights: Float[Array, 'b t h l'],
+    starts: Bool[Array, 'b t'],
+    place: Int[Array, 'b t'],
+) -> Heads:
+    """The reads within blocks of `size = 2^(l - 1)` tokens, by all of their levels, in float32 or float64.
+
+    A run over the blocks with the unit vector of `t mod size` for a value gives `P_ts` in channel `s mod size`, as a
+    block has no two tokens of one channel. Where rows are cut every `size` tokens, those of channels up to that of `t`
+    are in the piece of `t`, and the others in the one before.
+    """
+    (b, t, h), size = v.shape[:3], 1 << weights.shape[-1] - 1
+    channel = jnp.arange(t, dtype=jnp.int32) % size
+    blocks = starts | ((place & (size - 1)) == 0)
+    units = jnp.broadcast_to(jax.nn.one_hot(channel, size, dtype=v.dtype)[None, :, None], (b, t, h, size))
+    effects, _ = run(units, segments=jnp.cumsum(blocks, axis=1, dtype=jnp.int32), state=None)
+
+    back = (channel[:, None] - jnp.arange(size, dtype=jnp.int32)[None]) % size
+    level = 32 - jax.lax.clz(place[..., None] ^ (place[..., None] - back[None]))
+    # A gather's gradient would be a scatter.
+    weighed = jnp.einsum('bthl,btcl->bthc', weights, jax.nn.one_hot(level, weights.shape[-1], dtype=weights.dtype))
+    effects = (weighed * effects.astype(weighed.dtype)).astype(v.dtype)
+
+    def pieces(x: Array) -> Array:
+        return jnp.pad(x, ((0, 0), (0, -t % size), (0, 0), (0, 0))).reshape(b, -1, size, *x.shape[2:])
+
+    here, values = pieces(effects), pieces(v)
+    before = jnp.pad(values, ((0, 0), (1, 0), *((0, 0),) * 3))[:, :-1]
+    own = jnp.tril(jnp.ones((size, size), bool))[None, None, :, None]
+    product = functools.partial(jnp.einsum, 'bnihc,bnchv->bnihv', preferred_element_type=weights.dtype)
+    read = product(jnp.where(own, here, 0), values) + product(jnp.where(own, 0, here), before)
+    return read.reshape(b, -1, h, v.shape[-1])[:, :t]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab.functional import cores
+from attnlab.functional import cores, levels
 from attnlab.functional.levels import levels_of, no_levels, read_by_level
 from attnlab.testing.noise import noise
 
@@ -18,11 +18,11 @@ def float64():
         yield
 
 
-def arrays(levels: int = 5):
+def arrays(count: int = 5):
     q, k, v = (noise(2, 9, 2, 4, seed=seed, dtype=jnp.float64) for seed in range(3))
     log_decay = -jnp.abs(noise(2, 9, 2, seed=3, dtype=jnp.float64))
     strength = jax.nn.sigmoid(noise(2, 9, 2, seed=4, dtype=jnp.float64))
-    weights = jax.nn.softplus(noise(2, 9, 2, levels, seed=5, dtype=jnp.float64))
+    weights = jax.nn.softplus(noise(2, 9, 2, count, seed=5, dtype=jnp.float64))
     return q, k / jnp.linalg.norm(k, axis=-1, keepdims=True), v, log_decay, strength, weights
 
 
@@ -42,7 +42,9 @@ def effective_weights(q, k, log_decay, strength) -> np.ndarray:
     return weights
 
 
-def test_every_level_has_its_weight_and_pieces_equal_one_pass():
+@pytest.mark.parametrize('near', [1, 2, 4, 64])
+def test_every_level_has_its_weight_and_pieces_equal_one_pass(near, monkeypatch):
+    monkeypatch.setattr(levels, 'NEAR', near)
     q, k, v, log_decay, strength, weights = arrays()
     segments = jnp.asarray(SEGMENTS)
     y, _ = read_by_level(delta(q, k, log_decay, strength), v, weights, segments=segments)
@@ -84,14 +86,14 @@ def test_without_weights_above_it_sees_its_block_alone():
 
 
 def test_tokens_that_no_level_reaches_are_not_numbers():
-    q, k, v, log_decay, strength, weights = arrays(levels=4)
+    q, k, v, log_decay, strength, weights = arrays(count=4)
     y, _ = read_by_level(delta(q, k, log_decay, strength), v, weights)
     assert jnp.all(jnp.isfinite(y[:, :8])) and jnp.all(jnp.isnan(y[:, 8]))
 
 
-@pytest.mark.parametrize(('length', 'levels'), [(0, 0), (1, 0), (2, 1), (8, 3), (9, 4), (16384, 14)])
-def test_levels_are_the_logarithm_of_the_length(length, levels):
-    assert levels_of(length) == levels
+@pytest.mark.parametrize(('length', 'count'), [(0, 0), (1, 0), (2, 1), (8, 3), (9, 4), (16384, 14)])
+def test_levels_are_the_logarithm_of_the_length(length, count):
+    assert levels_of(length) == count
 
 
 LENGTH = 65_536
