@@ -128,9 +128,11 @@ def timed(name: str, size: Size, baseline: JaxContender, target: float) -> dict[
 
 def names(asked: Sequence[str]) -> Iterator[str]:
     """The recipes to be timed."""
-    for name in asked:
+    for name in (*asked, _AGAINST.value):
         if name not in ZOO:
             raise app.UsageError(f'no recipe is called {name!r}; attnlab zoo lists them')
+        if _BOTH_WAYS.value and not ZOO[name].bidirectional:
+            raise app.UsageError(f'--both_ways, and {name!r} reads from left to right alone')
     for name, recipe in ZOO.items():
         timed_unasked = recipe.causal != _BOTH_WAYS.value and not recipe.grid and len(recipe.pattern) <= _DEPTH.value
         if name in asked if asked else timed_unasked:

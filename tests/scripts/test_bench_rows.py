@@ -45,4 +45,8 @@ def test_rows_without_a_causal_form_are_timed_both_ways(tmp_path):
 
 def test_mistakes_are_named(tmp_path):
     assert "no recipe is called 'mah'" in run(f'--out={tmp_path}/times.json', 'mah').stderr
+    assert "no recipe is called 'mah'" in run(f'--out={tmp_path}/times.json', '--against=mah').stderr
+    assert (
+        "'mamba' reads from left to right alone" in run(f'--out={tmp_path}/times.json', '--both_ways', 'mamba').stderr
+    )
     assert '--out, the file of the times, is not given' in run().stderr
