@@ -10,14 +10,18 @@ SPLITS = ('valid', 'test')
 """By the first something may be chosen; the second is for what is reported."""
 
 
-def of_splits(examples: int = WHOLE, *, every: int | None = None) -> tuple[ConfigDict, ...]:
-    """Evaluations of so many examples of both splits at the trained length, every so many steps or at the end.
+def of_splits(
+    examples: int = WHOLE, *, every: int | None = None, multiples: tuple[int, ...] = (1,)
+) -> tuple[ConfigDict, ...]:
+    """Evaluations of so many examples of both splits, every so many steps or at the end.
 
-    Their numbers begin with the name of the split.
+    Examples are as long as those trained on, or of the given `multiples` of that. Numbers begin with the name of the
+    split.
     """
     cadence = spec(AtEnd) if every is None else spec(EveryNSteps, n=every)
     return tuple(
-        spec(BySlice, cadence=cadence, split=split, name=split, multiples=(1,), examples=examples) for split in SPLITS
+        spec(BySlice, cadence=cadence, split=split, name=split, multiples=multiples, examples=examples)
+        for split in SPLITS
     )
 
 

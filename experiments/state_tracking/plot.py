@@ -7,11 +7,11 @@ from attnlab.experiment.results import dashed, panels, seeds_on_bar
 def figure(studies):
     """Points are fresh seeds, bars their means; dashed: what predictors reach that need no training."""
     reports = list(dict.fromkeys(study['report'] for study in studies))
-    recipes = list(dict.fromkeys(study['study'] for study in studies))
-    looks = styles(recipes)
+    looks = styles(list(dict.fromkeys(study['study'] for study in studies)))
     found = {(study['report'], study['study']): study for study in studies}
     figure, axes = panels(len(reports))
     for axis, report in zip(axes, reports, strict=True):
+        recipes = [recipe for at, recipe in found if at == report]
         for place, recipe in enumerate(recipes):
             seeds = found[report, recipe]['confirmed']
             seeds_on_bar(axis, place, seeds, looks[recipe].colour)

@@ -41,10 +41,6 @@ SAME = {
     'memory_horizon/delayed-short': STORED,
     'memory_horizon/selective-long': STORED,
     'memory_horizon/selective-short': STORED,
-    'state_tracking/addition': STORED,
-    'state_tracking/parity': STORED,
-    'state_tracking/s3': STORED,
-    'state_tracking/s5_swaps': STORED,
 }
 """The sweep configs, and the reports of experiments, that choose by the examples that they report, and why."""
 
