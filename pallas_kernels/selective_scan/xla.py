@@ -1,15 +1,16 @@
 """The portable form of `selective_scan`: chunks in order, and the steps of a chunk in order too, but on GPUs at once.
 
-On a CPU the rows of a batch whose states leave its cache are computed one after another.
+On a CPU the rows of a batch are computed one after another, so that what a step goes over stays in its caches.
 """
 
 import jax
 
-from pallas_kernels import target, tiling
+from pallas_kernels import target
 from pallas_kernels.selective_scan import in_order, in_parallel, reference, vjp
 from pallas_kernels.selective_scan.vjp import Operands, Outputs
 
-_in_order = vjp.differentiable(in_order.forward, in_order.backward)
+_in_order = in_order.form(in_order.REDUCED)
+_row_in_order = in_order.form(in_order.UNROLLED)
 _in_parallel = vjp.differentiable(in_parallel.forward, in_parallel.backward)
 
 
@@ -23,12 +24,14 @@ def selective_scan(operands: Operands, starts: jax.Array | None) -> Outputs:
     platform = target.current().platform
     if platform == 'gpu':
         return _in_parallel(operands, starts)
-    if platform != 'cpu' or not tiling.selective_scan_by_row(x.shape[0], x.shape[1], state.nbytes):
+    if platform != 'cpu':
         return _in_order(operands, starts)
+    if x.shape[0] == 1:
+        return _row_in_order(operands, starts)
 
     def row(at: tuple[jax.Array, ...]) -> Outputs:
         x, dt, B, C, state, *starts = (array[None] for array in at)
-        y, last = _in_order(Operands(x, dt, A, B, C, state), starts[0] if starts else None)
+        y, last = _row_in_order(Operands(x, dt, A, B, C, state), starts[0] if starts else None)
         return y[0], last[0]
 
     return jax.lax.map(row, (x, dt, B, C, state, *(() if starts is None else (starts,))))
