@@ -65,7 +65,7 @@ SIZES = {
         values={'key_dim': (4, 8, 16, 32), 'state': (4, 8, 16, 32)},
         arg='task=mqar_mixed,conv=1',
         recall=((8, 1), (16, 2), (16, 4), (32, 8)),
-        steps=750,
+        steps=600,
         rates=(1e-2, 3e-2),
         examples=512,
     ),
