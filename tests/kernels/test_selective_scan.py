@@ -127,6 +127,33 @@ def trips(jaxpr):
     return found
 
 
+def loops(jaxpr):
+    """The lengths of the loops of a program, the outer ones alone."""
+    for equation in getattr(jaxpr, 'jaxpr', jaxpr).eqns:
+        if equation.primitive.name == 'scan':
+            yield equation.params['length']
+        else:
+            inner = jax.tree.leaves(list(equation.params.values()), is_leaf=lambda value: hasattr(value, 'eqns'))
+            yield from (length for value in inner if hasattr(value, 'eqns') for length in loops(value))
+
+
+def test_a_cpu_takes_rows_one_after_another_and_has_no_reductions_in_a_step():
+    case, call = cases.CASES['prime'], cases.call('prime')
+    arrays = {name: array for name, array in call.arrays.items() if name != 'D'}
+
+    def both_ways(arrays):
+        outputs, pull = jax.vjp(lambda arrays: selective_scan(**arrays, implementation='xla'), arrays)
+        return pull(outputs)
+
+    on_cpu = jax.make_jaxpr(both_ways)(arrays)
+    assert set(loops(on_cpu)) == {case.b}
+    assert 'reduce_sum[axes=(1,)' not in str(on_cpu)
+    with target.compiling_for(target.TPU_V5E):
+        on_tpu = jax.make_jaxpr(both_ways)(arrays)
+    assert case.b not in set(loops(on_tpu))
+    assert 'reduce_sum[axes=(1,)' in str(on_tpu)
+
+
 @pytest.mark.parametrize('name', cases.real())
 def test_gpus_have_no_loop_over_steps(name):
     call = cases.real()[name]
