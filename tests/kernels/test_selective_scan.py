@@ -138,7 +138,7 @@ def loops(jaxpr):
 
 
 def test_a_cpu_takes_rows_one_after_another_and_has_no_reductions_in_a_step():
-    case, call = cases.CASES['prime'], cases.call('prime')
+    case, call = cases.CASES['packed'], cases.call('packed')
     arrays = {name: array for name, array in call.arrays.items() if name != 'D'}
 
     def both_ways(arrays):
