@@ -137,19 +137,18 @@ def loops(jaxpr):
             yield from (length for value in inner if hasattr(value, 'eqns') for length in loops(value))
 
 
+def both_ways(arrays, options):
+    outputs, pull = jax.vjp(lambda arrays: selective_scan(**arrays, **options, implementation='xla'), arrays)
+    return pull(outputs)
+
+
 def test_a_cpu_takes_rows_one_after_another_and_has_no_reductions_in_a_step():
     case, call = cases.CASES['packed'], cases.call('packed')
-    arrays = {name: array for name, array in call.arrays.items() if name != 'D'}
-
-    def both_ways(arrays):
-        outputs, pull = jax.vjp(lambda arrays: selective_scan(**arrays, implementation='xla'), arrays)
-        return pull(outputs)
-
-    on_cpu = jax.make_jaxpr(both_ways)(arrays)
+    on_cpu = jax.make_jaxpr(lambda: both_ways(call.arrays, call.options))()
     assert set(loops(on_cpu)) == {case.b}
     assert 'reduce_sum[axes=(1,)' not in str(on_cpu)
     with target.compiling_for(target.TPU_V5E):
-        on_tpu = jax.make_jaxpr(both_ways)(arrays)
+        on_tpu = jax.make_jaxpr(lambda: both_ways(call.arrays, call.options))()
     assert case.b not in set(loops(on_tpu))
     assert 'reduce_sum[axes=(1,)' in str(on_tpu)
 
@@ -159,10 +158,6 @@ def test_gpus_have_no_loop_over_steps(name):
     call = cases.real()[name]
     b, t, d = call.arrays['x'].shape
     steps = tiling.selective_scan_at_once(t, b * d * call.arrays['A'].shape[1]).steps
-
-    def both_ways(arrays, options):
-        outputs, pull = jax.vjp(lambda arrays: selective_scan(**arrays, **options, implementation='xla'), arrays)
-        return pull(outputs)
 
     found = {}
     for here in (A100, target.Target('cpu', 'cpu')):
