@@ -292,7 +292,7 @@ def delta_rule(b: int, t: int, channels: int, platform: str) -> ChunkTile:
     memory.
     """
     steps = min(32 if platform == 'cpu' else 64, 1 << (t - 1).bit_length())
-    numbers = 2**17 if platform == 'cpu' else 2**24
+    numbers = 2**18 if platform == 'cpu' else 2**24
     return ChunkTile(steps=steps, group=max(1, numbers // max(1, b * channels * steps)) * steps)
 
 

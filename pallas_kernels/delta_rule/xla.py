@@ -10,7 +10,7 @@ from pallas_kernels.delta_rule import erasing
 from pallas_kernels.delta_rule.chunk import Chunk, Weights, weights
 from pallas_kernels.diagonal_low_rank.xla import step
 from pallas_kernels.matrix_state import vector
-from pallas_kernels.matrix_state.chunks import Arrays, cut, cut_one, in_groups, join, transposed
+from pallas_kernels.matrix_state.chunks import Arrays, cut, cut_one, in_groups, join, over_chunks, stored, transposed
 from pallas_kernels.matrix_state.inverse import inverse
 from pallas_kernels.matrix_state.products import Form
 
@@ -45,11 +45,8 @@ def delta_rule(
         q, k, v, others, log_decay = arrays
         chunks = cut(q, k, v, log_decay, starts, tile.steps)
         others = tuple(cut_one(array, tile.steps) for array in others)
-        # Chunks first, as the loop over them reads them; the barrier keeps the compiler from copying the array
-        # to another layout for every use.
-        chunks, others = jax.lax.optimization_barrier(
-            jax.tree.map(lambda array: array.swapaxes(0, 1), (chunks, others))
-        )
+        # Chunks first, as the loop over them reads them.
+        chunks, others = stored(jax.tree.map(lambda array: array.swapaxes(0, 1), (chunks, others)))
         q, k, v, beta, *erase = (
             jnp.repeat(array.astype(dtype), h // array.shape[2], axis=2) for array in (*chunks[:3], *others)
         )
@@ -94,7 +91,7 @@ def _save(
         return factor * state + writes @ values, (state, values)
 
     by_chunk = written, read, does.writes.swapaxes(3, 4), does.factor.swapaxes(3, 4)
-    final, (before, values) = jax.lax.scan(chunk, state, by_chunk)
+    final, (before, values) = over_chunks(chunk, state, by_chunk)
     o = does.q @ before + does.among @ values
     return (o, final), (does, beta, v, _Found(solved, read, values, before))
 
@@ -117,7 +114,7 @@ def _pull(
         return factor * dafter + dstate - dvalues @ read, (dafter, dvalues)
 
     by_chunk = do @ does.among, do @ does.q, does.writes, read, does.factor
-    dstate, (dafter, dvalues) = jax.lax.scan(chunk, dfinal.swapaxes(2, 3), by_chunk, reverse=True)
+    dstate, (dafter, dvalues) = over_chunks(chunk, dfinal.swapaxes(2, 3), by_chunk, reverse=True)
     dmissing = dvalues @ solved
     dread, dmissing_rows = -transposed(before @ dmissing), transposed(dmissing)
     shared = tuple(axis for axis, size in enumerate(does.factor.shape) if size == 1)

@@ -1,4 +1,4 @@
-"""The mathematics of chunks of `diagonal_low_rank`, for all chunks at once.
+"""The mathematics of chunks of `diagonal_low_rank`, for all chunks at once or for one in a kernel.
 
 Of the state before it, step i reads for its `a` `y_i = (a_i exp(G_{i-1}))^T S + sum_{j<i} (A_ij y_j + B_ij v_j)`, with
 S the state before the chunk, G the log decays summed, `A_ij = sum_k a_ik b_jk exp(G_{i-1,k} - G_jk)` and B the same
@@ -15,10 +15,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.matrix_state import vector
 from pallas_kernels.matrix_state.chunks import keep, remembered, remembers
 from pallas_kernels.matrix_state.places import steps_after, steps_before
-from pallas_kernels.matrix_state.products import EXACT
+from pallas_kernels.matrix_state.vector import Found
 
 
 class Chunk(NamedTuple):
@@ -60,58 +59,34 @@ class Weights(NamedTuple):
     factor: jax.Array
 
 
-def weights(chunk: Chunk, found: Callable[[Chunk], vector.Found] | None = None) -> Weights:
-    """Returns the weights of chunks; their length is a power of two.
+def weights(chunk: Chunk, found: Callable[[Chunk], Found]) -> Weights:
+    """Returns the weights of a chunk in a kernel; its length is a power of two.
 
-    `found` computes what steps, for their queries and for each `a`, read and write where nothing is forgotten; `None`:
-    the portable form, of all chunks at once.
+    `found` computes what steps, for their queries and for each `a`, read and write where nothing is forgotten.
     """
-    log_decay, runs = chunk.log_decay, chunk.runs
-    seen, past = ~steps_after(chunk.q), steps_before(chunk.q)
-    if runs is not None:
-        here = runs == runs.swapaxes(-1, -2)
-        seen, past = seen & here, past & here
-    (by_q, by_a), (q, a), writes = (found or _portable)(chunk)
-    factor = jnp.ones_like(q[..., :1, :1]) if log_decay is None else jnp.exp(jnp.sum(log_decay, -2, keepdims=True))
+    seen, past = read_by_q_and_a(chunk)
+    (by_q, by_a), (q, a), writes = found(chunk)
     return Weights(
         among=[jnp.where(seen, weight, 0) for weight in by_q],
         earlier=[jnp.where(past, weight, 0) for weight in by_a],
-        q=keep(remembers(runs), q),
-        a=keep(remembers(runs), a),
-        writes=[keep(remembered(runs), key) for key in writes],
-        factor=factor if runs is None else jnp.where(runs[..., -1:, :] == 0, factor, 0),
+        q=keep(remembers(chunk.runs), q),
+        a=keep(remembers(chunk.runs), a),
+        writes=[keep(remembered(chunk.runs), key) for key in writes],
+        factor=factor(chunk),
     )
 
 
-def _portable(chunk: Chunk) -> vector.Found:
-    q, a, keys, log_decay, runs = chunk
-    if log_decay is None:
-        return vector.Found(_plain(q, a, keys), (q, a), keys)
-    if log_decay.shape[-1] == 1:
-        return _scalar(q, a, keys, log_decay, runs)
-    return vector.found(vector.Steps((q,), (a,), keys, log_decay, runs))
+def read_by_q_and_a(chunk: Chunk) -> tuple[jax.Array, jax.Array]:
+    """Which steps of its chunk, `c c`, a step reads for its query, itself too, and for its `a`."""
+    seen, past = ~steps_after(chunk.q), steps_before(chunk.q)
+    if chunk.runs is None:
+        return seen, past
+    here = chunk.runs == chunk.runs.swapaxes(-1, -2)
+    return seen & here, past & here
 
 
-def _plain(q: jax.Array, a: jax.Array, keys: tuple[jax.Array, ...]) -> tuple[vector.Parts, ...]:
-    columns = [key.swapaxes(-1, -2) for key in keys]
-    return tuple(q @ column for column in columns), tuple(a @ column for column in columns)
-
-
-def _scalar(
-    q: jax.Array, a: jax.Array, keys: tuple[jax.Array, ...], log_decay: jax.Array, runs: jax.Array | None
-) -> vector.Found:
-    """A sum for every pair of steps, so that small sums stay exact beside large ones."""
-    c = q.shape[-2]
-    after = jnp.where(jnp.tril(jnp.ones((c, c), bool), -1)[(None,) * (q.ndim - 2)], log_decay, 0)
-    ones = jnp.ones((*after.shape[:-2], c, c), after.dtype)
-    by_q, by_a = _plain(q, a, keys)
-    reads = jnp.exp(jnp.matmul(jnp.tril(ones), after, precision=EXACT))
-    reads_before = jnp.exp(jnp.matmul(jnp.tril(ones, -1), after, precision=EXACT))
-    now, before, later = (
-        jnp.exp(vector.summed(which, log_decay, runs)) for which in (~steps_after(q), steps_before(q), steps_after(q))
-    )
-    return vector.Found(
-        products=(tuple(weight * reads for weight in by_q), tuple(weight * reads_before for weight in by_a)),
-        reads=(q * now, a * before),
-        writes=tuple(key * later for key in keys),
-    )
+def factor(chunk: Chunk) -> jax.Array:
+    """What the state before the chunk counts in that after it, `l b h 1 k` or `... 1 1`."""
+    q, log_decay, runs = chunk.q, chunk.log_decay, chunk.runs
+    left = jnp.ones_like(q[..., :1, :1]) if log_decay is None else jnp.exp(jnp.sum(log_decay, -2, keepdims=True))
+    return left if runs is None else jnp.where(runs[..., -1:, :] == 0, left, 0)

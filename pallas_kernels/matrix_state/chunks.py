@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from pallas_kernels import target
 from pallas_kernels.target import Target
@@ -42,22 +43,36 @@ def by_decay(
       arguments: trees of arrays, whose axis `rows` is the batch, or 1.
       rows: the axis of the batch, in the results too.
     """
+    arguments = laid(arguments)
     batch = max(leaf.shape[rows] for leaf in jax.tree.leaves(arguments))
 
-    def row(arguments: Arrays) -> Any:
-        arguments = jax.tree.map(lambda leaf: jnp.expand_dims(leaf, rows), arguments)
-        found = jax.lax.cond(moderate(*arguments), at_once, exact, *arguments)
-        return jax.tree.map(lambda leaf: jnp.squeeze(leaf, rows), found)
-
-    def first(leaf: jax.Array) -> jax.Array:
-        shape = (*leaf.shape[:rows], batch, *leaf.shape[rows + 1 :])
-        return jnp.moveaxis(jnp.broadcast_to(leaf, shape), rows, 0)
-
     def apart(*arguments: Any) -> Any:
-        found = jax.lax.map(row, jax.tree.map(first, arguments))
-        return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, rows), found)
+        def row(i: jax.Array, found: Any) -> Any:
+            own = jax.tree.map(lambda leaf: _row(leaf, jnp.minimum(i, leaf.shape[rows] - 1), rows), arguments)
+            part = jax.lax.cond(moderate(*own), at_once, exact, *own)
+            return jax.tree.map(lambda all, one: jax.lax.dynamic_update_slice_in_dim(all, one, i, rows), found, part)
+
+        # In place: rows that are stacked would be first in the layout of both branches, and copied for every use.
+        like = jax.eval_shape(at_once, *arguments)
+        return jax.lax.fori_loop(0, batch, row, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like))
 
     return jax.lax.cond(moderate(*arguments), at_once, exact if batch == 1 else apart, *arguments)
+
+
+def laid[T](arrays: T) -> T:
+    """Arrays in memory in the order of their axes, on a CPU, where every other order is copied for each use."""
+    if target.current().platform != 'cpu':
+        return arrays
+    return jax.tree.map(lambda array: with_layout_constraint(array, Layout(tuple(range(array.ndim)))), arrays)
+
+
+def stored[T](arrays: T) -> T:
+    """The same, computed once for all uses: the barrier keeps the compiler from laying them out anew for each."""
+    return jax.lax.optimization_barrier(laid(arrays))
+
+
+def _row(array: jax.Array, i: jax.Array, axis: int) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(array, i, 1, axis)
 
 
 class Chunks(NamedTuple):
@@ -148,6 +163,17 @@ def _pull_order(group: Group, size: int, here: Target, saved: tuple, gradients: 
 
 
 _in_order.defvjp(_save_order, _pull_order)
+
+
+def over_chunks[Carry, Out](
+    step: Callable[[Carry, Any], tuple[Carry, Out]], start: Carry, chunks: Any, *, reverse: bool = False
+) -> tuple[Carry, Out]:
+    """`jax.lax.scan` over the chunks of a group, chunks first.
+
+    On a CPU eight are written out at once: a loop copies what it reads of a chunk and what it carries.
+    """
+    unroll = 8 if target.current().platform == 'cpu' else 1
+    return jax.lax.scan(step, start, chunks, reverse=reverse, unroll=unroll)
 
 
 def _part[T](arrays: T, i: jax.Array | int, size: int) -> T:

@@ -5,6 +5,7 @@ decays in the chunk this is one product of `x exp(G - H)` and `key exp(H - G)`, 
 Where decays are too strong for that, chunks are read by blocks of a few steps.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -51,7 +52,7 @@ class Found(NamedTuple):
     writes: Parts
 
 
-class _Stacked(NamedTuple):
+class Stacked(NamedTuple):
     """The same of r readers, one after the other, and of j keys: `.. (r c) (j c)`, `.. (r c) k` and `.. (j c) k`."""
 
     products: jax.Array
@@ -73,10 +74,14 @@ class _Saved(NamedTuple):
     reach: jax.Array
 
 
+def stacked(steps: Steps) -> Stacked:
+    """Returns what steps read and write, those that read `now` before those that read `before`."""
+    return _found(steps._replace(log_decay=jnp.broadcast_to(steps.log_decay, steps.keys[0].shape)))
+
+
 def found(steps: Steps) -> Found:
-    """Returns what steps read and write; see `Found`."""
-    like = steps.keys[0]
-    return _unstacked(_found(steps._replace(log_decay=jnp.broadcast_to(steps.log_decay, like.shape))), like.shape[-2])
+    """The same apart; see `Found`."""
+    return _unstacked(stacked(steps), steps.log_decay.shape[-2])
 
 
 def by_blocks(steps: Steps) -> Found:
@@ -84,17 +89,17 @@ def by_blocks(steps: Steps) -> Found:
     return _unstacked(_by_blocks(steps), steps.log_decay.shape[-2])
 
 
-def _unstacked(does: _Stacked, c: int) -> Found:
+def _unstacked(does: Stacked, c: int) -> Found:
     products = tuple(_apart(row, c, axis=-1) for row in _apart(does.products, c))
     return Found(products, _apart(does.reads, c), _apart(does.writes, c))
 
 
 @jax.custom_vjp
-def _found(steps: Steps) -> _Stacked:
+def _found(steps: Steps) -> Stacked:
     return _save(steps)[0]
 
 
-def _save(steps: Steps) -> tuple[_Stacked, _Saved]:
+def _save(steps: Steps) -> tuple[Stacked, _Saved]:
     # Within runs, so that not even rounding passes from one document to another.
     until_now = summed(~steps_after(steps.log_decay), steps.log_decay, steps.runs)
     half = jnp.min(until_now, axis=-2, keepdims=True) / 2
@@ -102,8 +107,8 @@ def _save(steps: Steps) -> tuple[_Stacked, _Saved]:
     return by_decay(_moderate, _at_once, _any, (saved,), rows=1), saved
 
 
-def _pull(saved: _Saved, gradients: _Stacked) -> tuple[Steps]:
-    def moderate(saved: _Saved, gradients: _Stacked) -> jax.Array:
+def _pull(saved: _Saved, gradients: Stacked) -> tuple[Steps]:
+    def moderate(saved: _Saved, gradients: Stacked) -> jax.Array:
         del gradients
         return _moderate(saved)
 
@@ -117,10 +122,10 @@ def _moderate(saved: _Saved) -> jax.Array:
     return jnp.min(saved.half, initial=1) >= math.exp(-MODERATE)
 
 
-def _at_once(saved: _Saved) -> _Stacked:
+def _at_once(saved: _Saved) -> Stacked:
     """One product of all that reads with all keys."""
     reads, keys = _scaled(saved, _reach_before(saved))
-    return _Stacked(reads @ keys.swapaxes(-1, -2), reads * saved.half, keys * saved.reach[..., -1:, :])
+    return Stacked(reads @ keys.swapaxes(-1, -2), reads * saved.half, keys * saved.reach[..., -1:, :])
 
 
 def _scaled(saved: _Saved, reach_before: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -145,7 +150,7 @@ def _begins(runs: jax.Array) -> jax.Array:
     return jnp.concatenate([jnp.zeros_like(runs[..., :1, :], bool), runs[..., 1:, :] != runs[..., :-1, :]], axis=-2)
 
 
-def _pull_at_once(saved: _Saved, gradients: _Stacked) -> Steps:
+def _pull_at_once(saved: _Saved, gradients: Stacked) -> Steps:
     """The decay of step t is in each product of a step at or after t and a key before t, so that its gradient is the
     sum, over the steps from t on, of reads times their gradients minus keys times theirs.
     """
@@ -202,25 +207,24 @@ def _apart(array: jax.Array, steps: int, axis: int = -2) -> Parts:
 
 def _total(array: jax.Array, steps: int) -> jax.Array:
     """`... (r c) k` summed over r."""
-    *others, size, k = array.shape
-    return jnp.sum(array.reshape(*others, size // steps, steps, k), axis=-3)
+    return functools.reduce(jnp.add, _apart(array, steps))
 
 
-def _any(saved: _Saved) -> _Stacked:
+def _any(saved: _Saved) -> Stacked:
     return _by_blocks(saved.steps)
 
 
-def _pull_any(saved: _Saved, gradients: _Stacked) -> Steps:
+def _pull_any(saved: _Saved, gradients: Stacked) -> Steps:
     now, before, keys, log_decay, runs = saved.steps
 
-    def found(now: Parts, before: Parts, keys: Parts, log_decay: jax.Array) -> _Stacked:
+    def found(now: Parts, before: Parts, keys: Parts, log_decay: jax.Array) -> Stacked:
         return _by_blocks(Steps(now, before, keys, log_decay, runs))
 
     now, before, keys, log_decay = jax.vjp(found, now, before, keys, log_decay)[1](gradients)
     return Steps(now, before, keys, log_decay, None)
 
 
-def _by_blocks(steps: Steps) -> _Stacked:
+def _by_blocks(steps: Steps) -> Stacked:
     now, before, keys, log_decay, runs = steps
     products = reads_by_blocks(now, before, keys, log_decay)
 
@@ -228,7 +232,7 @@ def _by_blocks(steps: Steps) -> _Stacked:
         return jnp.exp(summed(which, log_decay, runs))
 
     reach, reach_before = left(~steps_after(log_decay)), left(steps_before(log_decay))
-    return _Stacked(
+    return Stacked(
         products=jnp.concatenate([jnp.concatenate(row, axis=-1) for row in products], axis=-2),
         reads=jnp.concatenate([*(x * reach for x in now), *(x * reach_before for x in before)], axis=-2),
         writes=jnp.concatenate([key * left(steps_after(log_decay)) for key in keys], axis=-2),
