@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.matrix_state.blocks import reads_by_blocks
-from pallas_kernels.matrix_state.chunks import MODERATE, by_decay, transposed
+from pallas_kernels.matrix_state.chunks import MODERATE, by_decay, laid
 from pallas_kernels.matrix_state.places import steps_after, steps_before
 from pallas_kernels.matrix_state.products import EXACT
 
@@ -159,7 +159,7 @@ def _pull_at_once(saved: _Saved, gradients: Stacked) -> Steps:
     reach_before = _reach_before(saved)
     reads, keys = _scaled(saved, reach_before)
     dreads = gradients.products @ keys + half * gradients.reads
-    dkeys = transposed(gradients.products) @ reads
+    dkeys = laid(gradients.products.swapaxes(3, 4)) @ reads
     dwrites = reach[..., -1:, :] * gradients.writes
     at_now, at_before = _split(reads * dreads, now * c)
     from_here = _total(at_now, c) - _total(keys * dkeys, c)
