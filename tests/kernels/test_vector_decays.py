@@ -21,8 +21,9 @@ def drawn(*shape: int, place: int) -> jax.Array:
     return jax.random.normal(jax.random.key(place), shape) / 4
 
 
+@pytest.mark.parametrize('decay', [-3.5, -MODERATE], ids=['for half a chunk', 'for no product'])
 @pytest.mark.parametrize('core', ['linear_attention', 'delta_rule', 'diagonal_low_rank'])
-def test_strong_decays_of_one_row_change_no_bit_of_another(core):
+def test_strong_decays_of_one_row_change_no_bit_of_another(core, decay):
     b, t, h, k = 2, 24, 1, 8
     q, keys, v, a = (drawn(b, t, h, k, place=place) for place in range(4))
     further = {'linear_attention': (), 'delta_rule': (jnp.full((b, t, h), 0.5),), 'diagonal_low_rank': (a,)}[core]
@@ -38,11 +39,41 @@ def test_strong_decays_of_one_row_change_no_bit_of_another(core):
         return [y, *gradients]
 
     gentle = jnp.full((b, t, h, k), -0.1)
-    strong = gentle.at[1].set(-MODERATE)
+    strong = gentle.at[1].set(decay)
     ours = measured(gentle), measured(strong)
     for one, other in zip(*ours, strict=True):
         np.testing.assert_array_equal(one[0], other[0])
         assert np.abs(one[1] - other[1]).max() > 1e-3 and np.isfinite(other).all()
+
+
+@pytest.mark.parametrize('documents', [False, True])
+@pytest.mark.parametrize('core', ['linear_attention', 'delta_rule', 'diagonal_low_rank'])
+def test_rows_of_every_strength_are_the_reference(core, documents):
+    """A form for each row of a batch, one for all, and one for two of them."""
+    b, t, h, k = 3, 64, 2, 8
+    q, keys, v, a = (4 * drawn(b, t, h, k, place=place) for place in range(4))
+    further = {'linear_attention': (), 'delta_rule': (jnp.full((b, t, h), 0.5),), 'diagonal_low_rank': (a / 8,)}[core]
+    weights = drawn(b, t, h, k, place=4)
+    begins = jnp.zeros((b, t), int).at[:, jnp.array([5, 21, 22, 48])].set(1)
+    segments = jnp.cumsum(begins, axis=1) if documents else None
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def measured(implementation: str, *arrays: jax.Array) -> list[jax.Array]:
+        def loss(*arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
+            *arrays, log_decay = arrays
+            options = {'log_decay': log_decay, 'segments': segments, 'implementation': implementation}
+            y, _ = getattr(pallas_kernels, core)(*arrays, *further, **options)
+            return jnp.vdot(weights, y), y
+
+        (_, y), gradients = jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True)(*arrays)
+        return [y, *gradients]
+
+    arrays = q, keys / jnp.linalg.norm(keys, axis=-1, keepdims=True), v
+    for strengths in ((0.1, 3.5, 40.0), (3.5, 3.5, 3.5), (3.5, 3.5, 0.1)):
+        log_decay = -jnp.array(strengths)[:, None, None, None] * jnp.exp(drawn(b, t, h, k, place=5))
+        found, expected = (measured(form, *arrays, log_decay) for form in ('xla', 'reference'))
+        for one, other, what in zip(found, expected, ('y', 'dq', 'dk', 'dv', 'dlog_decay'), strict=True):
+            assert_close(one, other, dtype=jnp.float32, reduction=t * k, what=f'{what} of {strengths}')
 
 
 @pytest.mark.parametrize('channels', [1, 8], ids=['scalar', 'vector'])
@@ -117,7 +148,7 @@ def test_every_length_of_blocks_is_the_reference(dtype):
 @pytest.mark.parametrize('documents', [False, True])
 def test_one_product_is_what_blocks_of_steps_are(documents):
     """Values and gradients, those written out against those that are derived, in float64."""
-    l, b, h, c, k = 2, 2, 1, 16, 4
+    l, b, h, c, k = 2, 2, 1, 32, 4
     with jax.enable_x64(True):
         q, a, key, other, log_decay = (drawn(l, b, h, c, k, place=place).astype(jnp.float64) for place in range(5))
         runs, log_decay = None, -jnp.abs(log_decay)
@@ -137,6 +168,7 @@ def test_one_product_is_what_blocks_of_steps_are(documents):
             places = jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), does)
             return does, pull(places)
 
-        ours, theirs = (jax.tree.leaves(pulled(found)) for found in (vector.found, vector.by_blocks))
-        for one, another in zip(ours, theirs, strict=True):
-            np.testing.assert_allclose(one, another, rtol=1e-9, atol=1e-11)
+        theirs = jax.tree.leaves(pulled(vector.by_blocks))
+        for found in (vector.found, vector.by_halves):
+            for one, another in zip(jax.tree.leaves(pulled(found)), theirs, strict=True):
+                np.testing.assert_allclose(one, another, rtol=1e-9, atol=1e-11)
