@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from pallas_kernels.linear_attention.vector import Reads, from_middle, is_moderate, pull, spread_heads, writes
 from pallas_kernels.matrix_state.chunks import (
     Chunks,
-    Gentle,
     between,
     by_decay,
     keep,
@@ -35,7 +34,7 @@ def outputs(chunks: Chunks, state: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def _read(reads: Reads, log_decay: jax.Array, runs: jax.Array | None) -> jax.Array:
-    return by_decay((Gentle(_moderate, _read_moderate),), _read_any, (reads, log_decay, runs), rows=0)
+    return by_decay(_moderate, _read_moderate, _read_any, (reads, log_decay, runs), rows=0)
 
 
 def _save(reads: Reads, log_decay: jax.Array, runs: jax.Array | None) -> tuple[jax.Array, Saved]:
@@ -50,8 +49,8 @@ def _pull(saved: Saved, doutput: jax.Array) -> tuple[Reads, jax.Array, None]:
     gradient is the sum, over the steps from t on, of `o do - k dk`.
     """
     reads, log_decay, runs, o = saved
-    forms = (Gentle(_moderate, pull(_read_moderate)),)
-    dreads = by_decay(forms, pull(_read_any), (reads, log_decay, runs, doutput), rows=0)
+    arguments = reads, log_decay, runs, doutput
+    dreads = by_decay(_moderate, pull(_read_moderate), pull(_read_any), arguments, rows=0)
     later = visible(runs, log_decay).astype(log_decay.dtype).swapaxes(-1, -2)
     return dreads, jnp.matmul(later, o * doutput - reads.k * dreads.k, precision='highest'), None
 

@@ -12,11 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import precision
-from pallas_kernels.matrix_state.blocks import reads_pair_by_pair
+from pallas_kernels.matrix_state.blocks import reads_by_blocks
 from pallas_kernels.matrix_state.chunks import (
     MODERATE,
     Chunks,
-    Gentle,
     by_decay,
     keep,
     remembered,
@@ -71,7 +70,7 @@ def spread_heads(chunks: Chunks) -> tuple[jax.Array, jax.Array, jax.Array, jax.A
 
 @jax.custom_vjp
 def _read(reads: Reads, log_decay: jax.Array, runs: jax.Array | None) -> jax.Array:
-    return by_decay((Gentle(_moderate, _read_moderate),), _read_any, (reads, log_decay, runs), rows=0)
+    return by_decay(_moderate, _read_moderate, _read_any, (reads, log_decay, runs), rows=0)
 
 
 def _save(reads: Reads, log_decay: jax.Array, runs: jax.Array | None) -> tuple[jax.Array, Saved]:
@@ -85,8 +84,7 @@ def _pull(saved: Saved, doutput: jax.Array) -> tuple[Reads, jax.Array, None]:
     the sum, over the steps from t on, of `q dq - k dk`.
     """
     reads, log_decay, runs = saved
-    forms = (Gentle(_moderate, pull(_read_moderate)),)
-    dreads = by_decay(forms, pull(_read_any), (*saved, doutput), rows=0)
+    dreads = by_decay(_moderate, pull(_read_moderate), pull(_read_any), (*saved, doutput), rows=0)
     later = visible(runs, log_decay).astype(log_decay.dtype).swapaxes(-1, -2)
     scaled = reads.q * dreads.q - reads.k * dreads.k
     return dreads, jnp.matmul(later, scaled, precision='highest'), None
@@ -135,7 +133,7 @@ def _read_moderate(reads: Reads, log_decay: jax.Array, runs: jax.Array | None) -
 
 def _read_any(reads: Reads, log_decay: jax.Array, runs: jax.Array | None) -> jax.Array:
     """By blocks of a few steps, whatever the decays."""
-    ((weights,),) = reads_pair_by_pair((reads.q,), (), (reads.k,), log_decay)
+    ((weights,),) = reads_by_blocks((reads.q,), (), (reads.k,), log_decay)
     within = jnp.einsum('blhts,blhsv->blhtv', keep(visible(runs, weights), weights), reads.v)
     reach = keep(remembers(runs), jnp.exp(since(log_decay)))
     return within + jnp.einsum('blhtk,blhkv->blhtv', reach * reads.q, reads.state)

@@ -23,26 +23,22 @@ Arrays = tuple[Any, ...]
 """Arrays `b t ...`, or `None`."""
 
 
-class Gentle(NamedTuple):
-    """A form for decays that are not too strong for it.
+def by_decay(
+    moderate: Callable[..., jax.Array],
+    at_once: Callable[..., Any],
+    exact: Callable[..., Any],
+    arguments: Arrays,
+    *,
+    rows: int,
+) -> Any:
+    """Returns `at_once(*arguments)` for the rows of a batch whose decays are moderate, `exact(*arguments)` for others.
 
-    Attributes:
-      serves: from the arguments to whether it serves all of them, a scalar.
-      compute: the form.
-    """
-
-    serves: Callable[..., jax.Array]
-    compute: Callable[..., Any]
-
-
-def by_decay(forms: tuple[Gentle, ...], exact: Callable[..., Any], arguments: Arrays, *, rows: int) -> Any:
-    """Returns what the first form that serves the decays of a row computes of it, or `exact(*arguments)` of that row.
-
-    Every row of a batch is asked for itself, so that none depends on another, to the last bit. Where one form is the
-    first that serves each of them, as is nearly always the case, they are computed together.
+    Every row is asked for itself, so that none depends on another, to the last bit; where all are moderate, as they
+    nearly always are, they are computed together.
 
     Args:
-      forms: for decays of some strength, those for weaker ones first.
+      moderate: from the arguments to whether one product suffices for all of them, a scalar.
+      at_once: what that product computes.
       exact: the same for any decays.
       arguments: trees of arrays, whose axis `rows` is the batch, or 1.
       rows: the axis of the batch, in the results too.
@@ -50,47 +46,17 @@ def by_decay(forms: tuple[Gentle, ...], exact: Callable[..., Any], arguments: Ar
     arguments = laid(arguments)
     batch = max(leaf.shape[rows] for leaf in jax.tree.leaves(arguments))
 
-    def alone(*row: Any) -> Any:
-        chosen = exact
-        for form in reversed(forms):
-            chosen = functools.partial(jax.lax.cond, form.serves(*row), form.compute, chosen)
-        return chosen(*row)
-
     def apart(*arguments: Any) -> Any:
         def row(i: jax.Array, found: Any) -> Any:
             own = jax.tree.map(lambda leaf: _row(leaf, jnp.minimum(i, leaf.shape[rows] - 1), rows), arguments)
-            return jax.tree.map(
-                lambda all, one: jax.lax.dynamic_update_slice_in_dim(all, one, i, rows), found, alone(*own)
-            )
+            part = jax.lax.cond(moderate(*own), at_once, exact, *own)
+            return jax.tree.map(lambda all, one: jax.lax.dynamic_update_slice_in_dim(all, one, i, rows), found, part)
 
         # In place: rows that are stacked would be first in the layout of both branches, and copied for every use.
-        like = jax.eval_shape(exact, *arguments)
+        like = jax.eval_shape(at_once, *arguments)
         return jax.lax.fori_loop(0, batch, row, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like))
 
-    def together(place: int, *arguments: Any) -> Any:
-        """All rows by the form at this place, if it is the first that serves each, or by a later one."""
-        if place == len(forms):
-            return apart(*arguments)
-        serves = forms[place].serves(*arguments)
-        for form in forms[:place]:
-            serves &= ~jnp.any(_each_row(form.serves, arguments, rows))
-        return jax.lax.cond(serves, forms[place].compute, functools.partial(together, place + 1), *arguments)
-
-    return alone(*arguments) if batch == 1 else together(0, *arguments)
-
-
-def _each_row(serves: Callable[..., jax.Array], arguments: Arrays, rows: int) -> jax.Array:
-    """Whether a form serves each row of a batch."""
-    batch = max(leaf.shape[rows] for leaf in jax.tree.leaves(arguments))
-    axes = jax.tree.map(lambda leaf: rows if leaf.shape[rows] == batch else None, arguments)
-
-    def row(*row: Any) -> jax.Array:
-        own = jax.tree.map(
-            lambda leaf, whole: leaf if leaf.ndim == whole.ndim else jnp.expand_dims(leaf, rows), row, arguments
-        )
-        return serves(*own)
-
-    return jax.vmap(row, in_axes=axes)(*arguments)
+    return jax.lax.cond(moderate(*arguments), at_once, exact if batch == 1 else apart, *arguments)
 
 
 def laid[T](arrays: T) -> T:

@@ -2,19 +2,18 @@
 
 With G the log decays summed, a step t reads a key s through `sum_k x_tk key_sk exp(G_tk - G_sk)`. With H half of what
 decays in the chunk this is one product of `x exp(G - H)` and `key exp(H - G)`, as long as neither overflows.
-Where decays are too strong for that, chunks are read by blocks of half as many steps, or of a few.
+Where decays are too strong for that, chunks are read by blocks of a few steps.
 """
 
 import functools
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.matrix_state.blocks import are_moderate, reads_around_middles, reads_pair_by_pair
-from pallas_kernels.matrix_state.chunks import MODERATE, Gentle, by_decay, laid
+from pallas_kernels.matrix_state.blocks import reads_by_blocks
+from pallas_kernels.matrix_state.chunks import MODERATE, by_decay, laid
 from pallas_kernels.matrix_state.places import steps_after, steps_before
 from pallas_kernels.matrix_state.products import EXACT
 
@@ -87,12 +86,7 @@ def found(steps: Steps) -> Found:
 
 def by_blocks(steps: Steps) -> Found:
     """The same whatever the decays are, by blocks of a few steps; no exponent is above 0."""
-    return _unstacked(_pair_by_pair(steps), steps.log_decay.shape[-2])
-
-
-def by_halves(steps: Steps) -> Found:
-    """The same where decays are moderate within blocks of half as many steps."""
-    return _unstacked(_around_middles(steps), steps.log_decay.shape[-2])
+    return _unstacked(_by_blocks(steps), steps.log_decay.shape[-2])
 
 
 def _unstacked(does: Stacked, c: int) -> Found:
@@ -110,20 +104,15 @@ def _save(steps: Steps) -> tuple[Stacked, _Saved]:
     until_now = summed(~steps_after(steps.log_decay), steps.log_decay, steps.runs)
     half = jnp.min(until_now, axis=-2, keepdims=True) / 2
     saved = _Saved(steps, jnp.exp(half), jnp.exp(jnp.minimum(until_now - half, MODERATE)))
-    forms = Gentle(_moderate, _at_once), Gentle(_moderate_blocks, lambda saved: _around_middles(saved.steps))
-    return by_decay(forms, lambda saved: _pair_by_pair(saved.steps), (saved,), rows=1), saved
+    return by_decay(_moderate, _at_once, _any, (saved,), rows=1), saved
 
 
 def _pull(saved: _Saved, gradients: Stacked) -> tuple[Steps]:
-    def serves(moderate: Callable[[_Saved], jax.Array], saved: _Saved, gradients: Stacked) -> jax.Array:
+    def moderate(saved: _Saved, gradients: Stacked) -> jax.Array:
         del gradients
-        return moderate(saved)
+        return _moderate(saved)
 
-    forms = (
-        Gentle(functools.partial(serves, _moderate), _pull_at_once),
-        Gentle(functools.partial(serves, _moderate_blocks), functools.partial(_pull_blocks, _around_middles)),
-    )
-    return (by_decay(forms, functools.partial(_pull_blocks, _pair_by_pair), (saved, gradients), rows=1),)
+    return (by_decay(moderate, _pull_at_once, _pull_any, (saved, gradients), rows=1),)
 
 
 _found.defvjp(_save, _pull)
@@ -131,10 +120,6 @@ _found.defvjp(_save, _pull)
 
 def _moderate(saved: _Saved) -> jax.Array:
     return jnp.min(saved.half, initial=1) >= math.exp(-MODERATE)
-
-
-def _moderate_blocks(saved: _Saved) -> jax.Array:
-    return are_moderate(saved.steps.log_decay, saved.steps.runs)
 
 
 def _at_once(saved: _Saved) -> Stacked:
@@ -225,27 +210,23 @@ def _total(array: jax.Array, steps: int) -> jax.Array:
     return functools.reduce(jnp.add, _apart(array, steps))
 
 
-def _pull_blocks(by_blocks: Callable[[Steps], Stacked], saved: _Saved, gradients: Stacked) -> Steps:
+def _any(saved: _Saved) -> Stacked:
+    return _by_blocks(saved.steps)
+
+
+def _pull_any(saved: _Saved, gradients: Stacked) -> Steps:
     now, before, keys, log_decay, runs = saved.steps
 
     def found(now: Parts, before: Parts, keys: Parts, log_decay: jax.Array) -> Stacked:
-        return by_blocks(Steps(now, before, keys, log_decay, runs))
+        return _by_blocks(Steps(now, before, keys, log_decay, runs))
 
     now, before, keys, log_decay = jax.vjp(found, now, before, keys, log_decay)[1](gradients)
     return Steps(now, before, keys, log_decay, None)
 
 
-def _pair_by_pair(steps: Steps) -> Stacked:
-    now, before, keys, log_decay, _ = steps
-    return _with_the_state(steps, reads_pair_by_pair(now, before, keys, log_decay))
-
-
-def _around_middles(steps: Steps) -> Stacked:
-    return _with_the_state(steps, reads_around_middles(*steps))
-
-
-def _with_the_state(steps: Steps, products: list[list[jax.Array]]) -> Stacked:
+def _by_blocks(steps: Steps) -> Stacked:
     now, before, keys, log_decay, runs = steps
+    products = reads_by_blocks(now, before, keys, log_decay)
 
     def left(which: jax.Array) -> jax.Array:
         return jnp.exp(summed(which, log_decay, runs))

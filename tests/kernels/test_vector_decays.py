@@ -21,9 +21,8 @@ def drawn(*shape: int, place: int) -> jax.Array:
     return jax.random.normal(jax.random.key(place), shape) / 4
 
 
-@pytest.mark.parametrize('decay', [-3.5, -MODERATE], ids=['for half a chunk', 'for no product'])
 @pytest.mark.parametrize('core', ['linear_attention', 'delta_rule', 'diagonal_low_rank'])
-def test_strong_decays_of_one_row_change_no_bit_of_another(core, decay):
+def test_strong_decays_of_one_row_change_no_bit_of_another(core):
     b, t, h, k = 2, 24, 1, 8
     q, keys, v, a = (drawn(b, t, h, k, place=place) for place in range(4))
     further = {'linear_attention': (), 'delta_rule': (jnp.full((b, t, h), 0.5),), 'diagonal_low_rank': (a,)}[core]
@@ -39,7 +38,7 @@ def test_strong_decays_of_one_row_change_no_bit_of_another(core, decay):
         return [y, *gradients]
 
     gentle = jnp.full((b, t, h, k), -0.1)
-    strong = gentle.at[1].set(decay)
+    strong = gentle.at[1].set(-MODERATE)
     ours = measured(gentle), measured(strong)
     for one, other in zip(*ours, strict=True):
         np.testing.assert_array_equal(one[0], other[0])
@@ -49,7 +48,7 @@ def test_strong_decays_of_one_row_change_no_bit_of_another(core, decay):
 @pytest.mark.parametrize('documents', [False, True])
 @pytest.mark.parametrize('core', ['linear_attention', 'delta_rule', 'diagonal_low_rank'])
 def test_rows_of_every_strength_are_the_reference(core, documents):
-    """A form for each row of a batch, one for all, and one for two of them."""
+    """Both forms in a batch, and one for all of it."""
     b, t, h, k = 3, 64, 2, 8
     q, keys, v, a = (4 * drawn(b, t, h, k, place=place) for place in range(4))
     further = {'linear_attention': (), 'delta_rule': (jnp.full((b, t, h), 0.5),), 'diagonal_low_rank': (a / 8,)}[core]
@@ -69,7 +68,7 @@ def test_rows_of_every_strength_are_the_reference(core, documents):
         return [y, *gradients]
 
     arrays = q, keys / jnp.linalg.norm(keys, axis=-1, keepdims=True), v
-    for strengths in ((0.1, 3.5, 40.0), (3.5, 3.5, 3.5), (3.5, 3.5, 0.1)):
+    for strengths in ((0.1, 3.5, 40.0), (3.5, 3.5, 3.5)):
         log_decay = -jnp.array(strengths)[:, None, None, None] * jnp.exp(drawn(b, t, h, k, place=5))
         found, expected = (measured(form, *arrays, log_decay) for form in ('xla', 'reference'))
         for one, other, what in zip(found, expected, ('y', 'dq', 'dk', 'dv', 'dlog_decay'), strict=True):
@@ -168,7 +167,6 @@ def test_one_product_is_what_blocks_of_steps_are(documents):
             places = jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), does)
             return does, pull(places)
 
-        theirs = jax.tree.leaves(pulled(vector.by_blocks))
-        for found in (vector.found, vector.by_halves):
-            for one, another in zip(jax.tree.leaves(pulled(found)), theirs, strict=True):
-                np.testing.assert_allclose(one, another, rtol=1e-9, atol=1e-11)
+        ours, theirs = (jax.tree.leaves(pulled(found)) for found in (vector.found, vector.by_blocks))
+        for one, another in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(one, another, rtol=1e-9, atol=1e-11)
