@@ -6,6 +6,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.matrix_state.chunks import laid
 from pallas_kernels.matrix_state.places import same_block, steps_before
 from pallas_kernels.matrix_state.products import Form, Multiply, multiply_exactly, multiply_for
 
@@ -26,11 +27,24 @@ def _by_blocks(multiply: Multiply, strict: jax.Array) -> jax.Array:
     return found
 
 
+def _by_rows(strict: jax.Array) -> jax.Array:
+    """By substitution of one row after the other, in all matrices at once: products as small are mostly calls."""
+    c = strict.shape[-1]
+    lower = laid(jnp.moveaxis(strict.reshape(-1, c, c), 0, -1))
+    unit = jnp.eye(c, dtype=strict.dtype)[..., None]
+    rows = [jnp.broadcast_to(unit[0], lower.shape[1:])]
+    for i in range(1, c):
+        row = unit[i] - functools.reduce(jnp.add, [lower[i, j][None] * rows[j] for j in range(i)])
+        # The compiler would compute a row again for each that needs it.
+        rows.append(jax.lax.optimization_barrier(row))
+    return jnp.moveaxis(jnp.stack(rows), -1, 0).reshape(strict.shape)
+
+
 def _by_halves(strict: jax.Array) -> jax.Array:
     """The same with the smallest possible products, which a kernel could not slice."""
     middle = strict.shape[-1] // 2
     if middle < 8:
-        return _by_blocks(multiply_exactly, strict)
+        return _by_rows(strict)
     halves = jnp.stack([strict[..., :middle, :middle], strict[..., middle:, middle:]], axis=-3)
     found = _by_halves(halves)
     first, second = found[..., 0, :, :], found[..., 1, :, :]
