@@ -19,6 +19,9 @@ The largest number is then `exp(2 * 40)`, far from overflow.
 """
 
 
+WRITTEN_OUT = 8
+"""Chunks of a loop that are written out on a CPU: mostly all of a group."""
+
 Arrays = tuple[Any, ...]
 """Arrays `b t ...`, or `None`."""
 
@@ -170,9 +173,9 @@ def over_chunks[Carry, Out](
 ) -> tuple[Carry, Out]:
     """`jax.lax.scan` over the chunks of a group, chunks first.
 
-    On a CPU eight are written out at once: a loop copies what it reads of a chunk and what it carries.
+    On a CPU several are written out at once: a loop copies what it reads of a chunk and what it carries.
     """
-    unroll = 8 if target.current().platform == 'cpu' else 1
+    unroll = WRITTEN_OUT if target.current().platform == 'cpu' else 1
     return jax.lax.scan(step, start, chunks, reverse=reverse, unroll=unroll)
 
 

@@ -45,6 +45,33 @@ def test_strong_decays_of_one_row_change_no_bit_of_another(core):
         assert np.abs(one[1] - other[1]).max() > 1e-3 and np.isfinite(other).all()
 
 
+def evaluated_as(
+    core: str, further: tuple[jax.Array, ...], segments: jax.Array | None = None
+) -> Callable[..., list[jax.Array]]:
+    """From a form's name and q, k, v and log decays to the outputs and the gradients of these."""
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def evaluated(implementation: str, *arrays: jax.Array) -> list[jax.Array]:
+        def loss(*arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
+            *arrays, log_decay = arrays
+            options = {'log_decay': log_decay, 'segments': segments, 'implementation': implementation}
+            y, _ = getattr(pallas_kernels, core)(*arrays, *further, **options)
+            return jnp.vdot(drawn(*y.shape, place=4), y), y
+
+        (_, y), gradients = jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True)(*arrays)
+        return [y, *gradients]
+
+    return evaluated
+
+
+def agree(evaluated: Callable[..., list[jax.Array]], *arrays: jax.Array) -> None:
+    """The portable form and the definition."""
+    _, t, _, k = arrays[0].shape
+    found, expected = evaluated('xla', *arrays), evaluated('reference', *arrays)
+    for one, other, what in zip(found, expected, ('y', 'dq', 'dk', 'dv', 'dlog_decay'), strict=True):
+        assert_close(one, other, dtype=jnp.float32, reduction=t * k, what=what)
+
+
 @pytest.mark.parametrize('documents', [False, True])
 @pytest.mark.parametrize('core', ['linear_attention', 'delta_rule', 'diagonal_low_rank'])
 def test_rows_of_every_strength_are_the_reference(core, documents):
@@ -52,27 +79,14 @@ def test_rows_of_every_strength_are_the_reference(core, documents):
     b, t, h, k = 3, 64, 2, 8
     q, keys, v, a = (4 * drawn(b, t, h, k, place=place) for place in range(4))
     further = {'linear_attention': (), 'delta_rule': (jnp.full((b, t, h), 0.5),), 'diagonal_low_rank': (a / 8,)}[core]
-    weights = drawn(b, t, h, k, place=4)
     begins = jnp.zeros((b, t), int).at[:, jnp.array([5, 21, 22, 48])].set(1)
     segments = jnp.cumsum(begins, axis=1) if documents else None
 
-    @functools.partial(jax.jit, static_argnums=0)
-    def measured(implementation: str, *arrays: jax.Array) -> list[jax.Array]:
-        def loss(*arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
-            *arrays, log_decay = arrays
-            options = {'log_decay': log_decay, 'segments': segments, 'implementation': implementation}
-            y, _ = getattr(pallas_kernels, core)(*arrays, *further, **options)
-            return jnp.vdot(weights, y), y
-
-        (_, y), gradients = jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True)(*arrays)
-        return [y, *gradients]
-
     arrays = q, keys / jnp.linalg.norm(keys, axis=-1, keepdims=True), v
+    measured = evaluated_as(core, further, segments)
     for strengths in ((0.1, 3.5, 40.0), (3.5, 3.5, 3.5)):
         log_decay = -jnp.array(strengths)[:, None, None, None] * jnp.exp(drawn(b, t, h, k, place=5))
-        found, expected = (measured(form, *arrays, log_decay) for form in ('xla', 'reference'))
-        for one, other, what in zip(found, expected, ('y', 'dq', 'dk', 'dv', 'dlog_decay'), strict=True):
-            assert_close(one, other, dtype=jnp.float32, reduction=t * k, what=f'{what} of {strengths}')
+        agree(measured, *arrays, log_decay)
 
 
 @pytest.mark.parametrize('channels', [1, 8], ids=['scalar', 'vector'])
@@ -82,26 +96,12 @@ def test_a_step_that_forgets_all_leaves_the_others_their_decays(core, channels):
     b, t, h, k = 4, 64, 1, 8
     q, keys, v, a = (4 * drawn(b, t, h, k, place=place) for place in range(4))
     further = {'linear_attention': (), 'delta_rule': (jnp.full((b, t, h), 0.5),), 'diagonal_low_rank': (a / 8,)}[core]
-    weights = drawn(b, t, h, k, place=4)
     log_decay = jnp.full((b, t, h, channels), -0.05)
     for row, (step, strong) in enumerate(((0, -1e9), (40, -1e9), (32, -1e5), (5, -1e5))):
         log_decay = log_decay.at[row, step].set(strong)
     log_decay = log_decay if channels > 1 else log_decay[..., 0]
 
-    @functools.partial(jax.jit, static_argnums=0)
-    def measured(implementation: str, *arrays: jax.Array) -> list[jax.Array]:
-        def loss(*arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
-            *arrays, log_decay = arrays
-            y, _ = getattr(pallas_kernels, core)(*arrays, *further, log_decay=log_decay, implementation=implementation)
-            return jnp.vdot(weights, y), y
-
-        (_, y), gradients = jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True)(*arrays)
-        return [y, *gradients]
-
-    arrays = q, keys / jnp.linalg.norm(keys, axis=-1, keepdims=True), v, log_decay
-    found, expected = measured('xla', *arrays), measured('reference', *arrays)
-    for one, other, what in zip(found, expected, ('y', 'dq', 'dk', 'dv', 'dlog_decay'), strict=True):
-        assert_close(one, other, dtype=jnp.float32, reduction=t * k, what=what)
+    agree(evaluated_as(core, further), q, keys / jnp.linalg.norm(keys, axis=-1, keepdims=True), v, log_decay)
 
 
 def blocks(dtype):
