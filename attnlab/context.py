@@ -36,6 +36,8 @@ class Context:
         `attnlab.functional.attend`; `None` but in analyses.
       labels: the number of labels that the loss of the batch is a sum over, by which the trainer divides it; `None`: as
         many as tokens. Tasks say it; penalties of layers read it (`attnlab.functional.penalty`).
+      first_values: the values of the first layer of a stack that mixes them (`Mixer.mixes_values`), for those above;
+        the stack says it. `None`: there is none below.
     """
 
     positions: Positions
@@ -46,6 +48,7 @@ class Context:
     condition: Float[Array, 'b m'] | None = None
     cut: Bool[Array, '#b t t'] | None = None
     labels: Float[Array, ''] | None = None
+    first_values: Float[Array, 'b t v'] | None = None
 
     @classmethod
     def full(cls, batch: int, length: int, *, start: int | jax.Array = 0) -> 'Context':

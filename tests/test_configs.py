@@ -1027,6 +1027,7 @@ def test_init_paper_counts_all_layers_and_leaves_those_beside_a_recipe_as_they_a
     )
     blocks = recall.get_config('task=facts,zoo=rwkv7,init=paper,conv=1').model.stack.blocks
     assert [block.mixer.place if 'place' in block.mixer else None for block in blocks] == [None, 1 / 3, None, 1]
+    assert [block.mixer.values if 'place' in block.mixer else None for block in blocks] == [None, 'first'] * 2
     lower = images.get_config('zoo=hgrn2,layout=pyramid,data=count,init=paper').model.stack.resolutions
     bounds = [block.mixer.gates.lower_bound for each in lower for block in each.stack.blocks]
     assert bounds == [layer / len(bounds) for layer in range(len(bounds))] and len(lower) > 1

@@ -95,7 +95,7 @@ def _examine(model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.A
     segments = ctx.segments_or_ones()
     real = segments > 0
     found = []
-    for _, block in layers(model):
+    for index, block in layers(model):
         numbers = {}
         taken = list(steps(block, streams, ctx))
         mixer = without_storage(mixer_of(block))
@@ -107,6 +107,7 @@ def _examine(model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.A
                 'entropy': jnp.mean(statistics.entropy(weights), where=real[:, None]),
                 'sparsity': statistics.sparsity(weights, seen & real[:, None, :, None]),
             }
+        ctx = model.stack.told(index, block, streams, ctx)
         streams = taken[-1].streams
         wide = model.stack.residual.close(streams).astype(jnp.float32)
         sizes = jnp.abs(wide) * real[..., None]

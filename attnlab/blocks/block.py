@@ -8,7 +8,9 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 from jax.typing import DTypeLike
+from jaxtyping import Float
 
 from attnlab.blocks.residual import Addition, Connection, Streams
 from attnlab.context import IN_EXPERTS, MIXER_DROPOUT, MLP_DROPOUT, Context
@@ -164,9 +166,7 @@ class Block(PreNorm):
 
     def steps(self, streams: Streams, ctx: Context, state: State | None = None) -> Iterator[Step]:
         """Runs the mixer, then the channel mixer; the state of a step is that of its prelude and of its own."""
-        before = BlockState(None, None, None, None)
-        if state is not None:
-            before = state if self._remembers() else BlockState(state, (), (), ())
+        before = self._before(state)
 
         def mix(x: Sequence) -> tuple[Sequence, Any]:
             x, prelude = _through(self.mixer_prelude, x, ctx, before.mixer_prelude)
@@ -203,6 +203,13 @@ class Block(PreNorm):
                 ctx=ctx.fold_in(MLP_DROPOUT),
             )
 
+    def values(self, streams: Streams, ctx: Context, state: State | None = None) -> Float[Array, 'b t v']:
+        """The values of its mixer, which `HasValues`, in such a call."""
+        before = self._before(state)
+        norm, _ = self.around('mixer', _during(self.mixer_norm, ctx, state), lambda x: (x, None), ctx)
+        x, _ = _through(self.mixer_prelude, norm(self.connections[0].read(streams)[0]), ctx, before.mixer_prelude)
+        return self.mixer.values(x, ctx, before.mixer)
+
     def around(self, name: BranchName, norm: Norm, run: Branch, ctx: Context) -> tuple[Norm, Branch]:
         """The norm of a branch's input, and the branch, both as they are; subclasses may wrap them."""
         del name, ctx
@@ -216,6 +223,12 @@ class Block(PreNorm):
         before, between = (() if each is None else each.init_state(batch, dtype) for each in self._preludes())
         mlp = self.mlp.init_state(batch, dtype) if self._mlp_remembers() else ()
         return BlockState(mixer, before, between, mlp)
+
+    def _before(self, state: State | None) -> BlockState:
+        """The states of its parts; `None` each where a sequence starts afresh."""
+        if state is None:
+            return BlockState(None, None, None, None)
+        return state if self._remembers() else BlockState(state, (), (), ())
 
     def _preludes(self) -> tuple[Any, Any]:
         return self.mixer_prelude, self.mlp_prelude

@@ -14,6 +14,7 @@ from attnlab.blocks.block import Block, steps
 from attnlab.data.pipeline import spread
 from attnlab.errors import UserError
 from attnlab.models.layers import entered, layers
+from attnlab.models.predictor import one_stack
 from attnlab.nn.experts import MixtureOfExperts, Routing
 from attnlab.tables import Column, Table, digits
 from attnlab.tasks.task import Batch, context
@@ -128,7 +129,8 @@ def routings(model: Any, batch: Batch) -> Iterator[tuple[int, Routing]]:
     """The routing of every layer that has experts, by its index."""
     streams, ctx = entered(model, batch['tokens'], context(batch))
     for index, block in layers(model):
-        for taken in steps(block, streams, ctx):
+        below, ctx = ctx, one_stack(model).told(index, block, streams, ctx)
+        for taken in steps(block, streams, below):
             streams = taken.streams
             if taken.name == 'mlp' and isinstance(block, Block) and isinstance(block.mlp, MixtureOfExperts):
                 yield index, block.mlp.routing(taken.normed.reshape(-1, taken.normed.shape[-1]))

@@ -24,9 +24,12 @@ class Mixer(Module):
 
     Attributes:
       convolves: of the class, whether it convolves neighbours besides its own method, and no argument turns that off.
+      mixes_values: whether `ctx.first_values` are mixed into its values; it is a `HasValues` then, and the mixer of a
+        block, for within others nobody tells it. The first such layer of a stack is called without any.
     """
 
     convolves: ClassVar[bool] = False
+    mixes_values: bool = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Checks what every mixer is called with; raises `UserError` as `check_input` and `check_state` do."""
@@ -67,6 +70,14 @@ class ReadsWeights(Protocol):
 
     def read_weights(self, x: Sequence, ctx: Context) -> tuple[Float[Array, 'b h t s'], Bool[Array, 'b t s']]:
         """Returns every weight `p_ij` of a call without a state, and which keys each query may see; for analysis."""
+
+
+@runtime_checkable
+class HasValues(Protocol):
+    """A mixer that tells its values."""
+
+    def values(self, x: Sequence, ctx: Context, state: State | None = None) -> Float[Array, 'b t v']:
+        """Returns the values of a call before those of another layer are mixed in."""
 
 
 NO_STREAM = 'a bidirectional mixer cannot be streamed: the first token sees the last'

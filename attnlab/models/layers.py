@@ -26,6 +26,7 @@ def stacks(model: Any) -> list[Stack]:
 def entered(model: Stacked, inputs: Tokens | Features, ctx: Context) -> tuple[Streams, Context]:
     """What the first layer is called with: the streams, opened on the embedding, and the context of layers.
 
-    Layer `i` is then called with `ctx.fold_in(i)`. Raises `UserError` for a model that is not of one stack.
+    Layer `i` is then called with `ctx.fold_in(i)`, and those after it have the context that `Stack.told` makes of what
+    it was called with. Raises `UserError` for a model that is not of one stack.
     """
     return one_stack(model).residual.open(model.embed(inputs, ctx)), model.context(ctx, inputs)

@@ -126,7 +126,9 @@ class MultiscaleForecaster(WindowModel):
             for scale in scales:
                 layer = layers[scale][depth]
                 self.tuned.changes[scale][depth].add(layer.mixer)
-                tokens[scale] = layer(tokens[scale], contexts[scale].fold_in(depth + scale * self.stack.depth))[0]
+                below = contexts[scale]
+                contexts[scale] = self.stack.told(depth, layer, tokens[scale], below)
+                tokens[scale] = layer(tokens[scale], below.fold_in(depth + scale * self.stack.depth))[0]
                 yield Stage(f'layers[{depth}].scales[{scale}]', tokens[scale])
         shape = (len(window), self.variates, -1)
         yield Stage('vectors', jnp.concatenate([self.norm(one).reshape(shape) for one in tokens], axis=-1))

@@ -1,5 +1,6 @@
 """A stack of blocks in a repeating pattern, its parameters stacked over the repeats."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from jaxtyping import Int, Shaped
 from ml_collections import ConfigDict
 
 from attnlab.blocks.alignment import Alignment
-from attnlab.blocks.block import Block, PreNorm, Stage, stages
+from attnlab.blocks.block import Block, PreNorm, Stage, mixer_of, stages
 from attnlab.blocks.layer import ByLayer, Layer, MixerAndMLP
 from attnlab.blocks.residual import Plain, Residual, Streams
 from attnlab.config import set_value, spec, takes
@@ -23,7 +24,7 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.combine import copied, within
 from attnlab.mixers.mixer import Mixer
-from attnlab.module import Module
+from attnlab.module import Module, modules_of
 from attnlab.nn.initialization import Initialization
 from attnlab.typing import Sequence, State
 from pallas_kernels import target
@@ -52,8 +53,8 @@ class Stack(Module):
         where the program is compiled for a CPU: see `pallas_kernels.target`).
       remat: recompute the activations of each block in the backward pass instead of keeping them.
 
-    Raises `UserError` for a depth below 1, an empty pattern, an unknown loop, or another residual than
-    the plain one for blocks that wire their own residual branches.
+    Raises `UserError` for a depth below 1, an empty pattern, an unknown loop, another residual than the plain one for
+    blocks that wire their own residual branches, or mixers within others that need the values of the first layer.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Stack(Module):
         self.settle()
         for block, each, some in zip(self.blocks, layers, keys, strict=True):
             _connect(block, self.residual, jnp.asarray([firsts[layer] for layer in each]), some)
+            _check_values(block)
 
     def copies(self, repeats: int) -> int:
         """How many copies of a block of the pattern are made where it is repeated so often."""
@@ -116,16 +118,29 @@ class Stack(Module):
         if state is not None:
             advanced = []
             for index, layer in enumerate(self.layers()):
-                streams, layer_state = layer(streams, ctx.fold_in(index), state[index])
+                below, ctx = ctx, self.told(index, layer, streams, ctx, state[index])
+                streams, layer_state = layer(streams, below.fold_in(index), state[index])
                 advanced.append(layer_state)
             return self.residual.close(streams), tuple(advanced)
-        periods = self.depth // len(self.blocks) if self._scans() else 0
-        if periods:
-            streams = self._scanned(streams, ctx, periods)
+        scanned = self._in_loop()
         for index, layer in enumerate(self.layers()):
-            if index >= periods * len(self.blocks):
-                streams = self._apply(*nnx.split(layer), streams, ctx.fold_in(index))
+            if scanned and index == scanned.start:
+                streams = self._scanned(streams, ctx, scanned)
+            if index not in scanned:
+                below, ctx = ctx, self.told(index, layer, streams, ctx)
+                streams = self._apply(*nnx.split(layer), streams, below.fold_in(index))
         return self.residual.close(streams), None
+
+    def told(
+        self, index: int, layer: PreNorm | Mixer, streams: Streams, ctx: Context, state: State | None = None
+    ) -> Context:
+        """The context of the layers after `index`, which is called with these streams.
+
+        After the first layer that mixes values it has those of that layer; else it is the context of this layer.
+        """
+        if index != self._tells() or not isinstance(layer, Block) or not ctx.positions.shape[1]:
+            return ctx
+        return dataclasses.replace(ctx, first_values=layer.values(streams, ctx, state))
 
     def context(self, ctx: Context) -> Context:
         """The context of the output, which is that of the input."""
@@ -144,7 +159,8 @@ class Stack(Module):
         """Every named intermediate value in order, lazily, layer by layer; the last is the output."""
         streams = self.residual.open(x)
         for index, layer in enumerate(self.layers()):
-            for stage in stages(layer, streams, ctx):
+            below, ctx = ctx, self.told(index, layer, streams, ctx)
+            for stage in stages(layer, streams, below):
                 yield Stage(f'layers[{index}].{stage.name}', stage.value)
             streams = stage.value
         yield Stage('output', self.residual.close(streams))
@@ -184,6 +200,17 @@ class Stack(Module):
 
         self.blocks = nnx.List([alone(*self.place(layer)) for layer in range(self.depth)])
 
+    def _tells(self) -> int | None:
+        """The first layer whose values those above mix into theirs."""
+        mixers = (mixer_of(block) for block in self.blocks)
+        return next((place for place, mixer in enumerate(mixers) if getattr(mixer, 'mixes_values', False)), None)
+
+    def _in_loop(self) -> range:
+        """The layers that a loop over repeats runs: whole periods, without the one in which values are told."""
+        period = len(self.blocks)
+        periods = self.depth // period if self._scans() else 0
+        return range(0 if self._tells() is None or not periods else period, periods * period)
+
     def _scans(self) -> bool:
         device = target.current()
         return self.loop == 'scan' or (self.loop == 'auto' and device.platform != 'cpu' and not device.interpret)
@@ -197,9 +224,10 @@ class Stack(Module):
         again = functools.partial(jax.checkpoint, prevent_cse=not self._scans())
         return (again(apply) if self.remat else apply)(params, streams, ctx)
 
-    def _scanned(self, streams: Streams, ctx: Context, periods: int) -> Streams:
+    def _scanned(self, streams: Streams, ctx: Context, among: range) -> Streams:
         split = self.stacked()
-        stacked = [jax.tree.map(lambda leaf: leaf[:periods], state) for _, state in split]
+        first, last = among.start // len(split), among.stop // len(split)
+        stacked = [jax.tree.map(lambda leaf: leaf[first:last], state) for _, state in split]
 
         def period(carry: tuple[Streams, jax.Array], params: list[Any]) -> tuple[tuple[Streams, jax.Array], None]:
             streams, index = carry
@@ -207,7 +235,7 @@ class Stack(Module):
                 streams = self._apply(graphdef, layer, streams, ctx.fold_in(index + place))
             return (streams, index + len(split)), None
 
-        (streams, _), _ = jax.lax.scan(period, (streams, jnp.int32(0)), stacked)
+        (streams, _), _ = jax.lax.scan(period, (streams, jnp.int32(among.start)), stacked)
         return streams
 
 
@@ -391,6 +419,16 @@ def _connect(block: PreNorm | Mixer, residual: Residual, firsts: Int[Array, 'l']
         return nnx.List([residual.connection(first + branch, rngs=rngs) for branch in range(len(block.connections))])
 
     block.connections = nnx.vmap(connections)(keys, firsts)
+
+
+def _check_values(block: PreNorm | Mixer) -> None:
+    """Raises `UserError` for a mixer that mixes values and is not that of a block."""
+    for mixer in modules_of(block, Mixer):
+        if mixer.mixes_values and not (isinstance(block, Block) and mixer is block.mixer):
+            raise UserError(
+                f'{type(mixer).__name__} mixes the values of the first layer into its own and stands within a '
+                f'{type(mixer_of(block)).__name__}; only the mixers of blocks are told them'
+            )
 
 
 def _unstack(state: nnx.State) -> list[nnx.State]:

@@ -111,6 +111,7 @@ def fit_hashes(model: Any, batch: Batch, key: jax.Array) -> None:
             mixer.fit(x, ctx, jax.random.fold_in(key, index))
         found.append(nnx.state(block, nnx.Not(nnx.Param)))
         *_, last = steps(block, streams, ctx)
+        ctx = model.stack.told(index, block, streams, ctx)
         streams = last.streams
     for block, own in model.stack.pattern():
         nnx.update(block, jax.tree.map(lambda *leaves: jnp.stack(leaves), *(found[layer] for layer in own)))

@@ -746,16 +746,16 @@ LINEAR = {
         slow=True,
         sequence=True,
         notes=(
-            'The time mixing. Values are those of the layer: the paper mixes into them those of the first layer. '
-            'The channel mixing is that of the other recipes. Starting values depend on the place of the layer: all '
-            'start as the first, or with init=paper each as its own, gains of the norm too, which are smaller the '
-            'earlier the layer. init=paper starts linear maps as training in the released code does: orthogonal, those '
-            'of keys a tenth as large, the last of every branch at zero. Ranks are those of the present code. The '
-            'paper has heads of 64 channels.'
+            'The time mixing. The channel mixing is that of the other recipes. What depends on the other layers is the '
+            "paper's with init=paper: values of the first layer are mixed into those of all others, which without it "
+            'are their own, and starting values, gains of the norm too, are those of the place of the layer, where '
+            'without it all start as the first. init=paper also starts linear maps as training in the released code '
+            'does: orthogonal, those of keys a tenth as large, the last of every branch at zero. Ranks are those of '
+            'the present code. The paper has heads of 64 channels.'
         ),
-        small={'rank': 4, 'gate_rank': 4},
+        small={'rank': 4, 'gate_rank': 4, 'value_rank': 4},
         knobs={'heads': 'heads'},
-        start=dataclasses.replace(RWKV, arguments={'start': 'orthogonal'}),
+        start=dataclasses.replace(RWKV, arguments={'start': 'orthogonal', 'values': 'first'}),
     ),
     'ttt_linear': Recipe(
         spec=spec(

@@ -10,6 +10,7 @@ from attnlab.blocks.hyper_connections import HyperConnections
 from attnlab.config import build, spec
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.mixers.linear.rwkv7 import RWKV7
 from attnlab.mixers.recurrent.diagonal import DiagonalRecurrence
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.models.heads.language import LanguageHead
@@ -28,12 +29,25 @@ def model(stack):
     return build(spec(Model, dim=DIM, stack=stack, head=spec(LanguageHead), dtype='float32'))(11, rngs=nnx.Rngs(0))
 
 
-@pytest.mark.parametrize(('kind', 'residual'), [(Stack, None), (Stack, spec(HyperConnections)), (LinearStack, None)])
-def test_streams_through_the_layers_one_by_one_are_those_of_the_stack(kind, residual):
-    made = model(stack_spec(MIXERS, kind=kind, depth=5, mlp=None, residual=residual))
+MIXING = spec(RWKV7, heads=2, values='first', rank=2, gate_rank=2, value_rank=2)
+
+
+@pytest.mark.parametrize(
+    ('kind', 'residual', 'mixers'),
+    [
+        (Stack, None, MIXERS),
+        (Stack, spec(HyperConnections), MIXERS),
+        (LinearStack, None, MIXERS),
+        (Stack, None, (MIXERS[0], MIXING)),
+        (LinearStack, None, (MIXING,)),
+    ],
+)
+def test_streams_through_the_layers_one_by_one_are_those_of_the_stack(kind, residual, mixers):
+    made = model(stack_spec(mixers, kind=kind, depth=5, mlp=None, residual=residual))
     streams, ctx = entered(made, TOKENS, Context.full(*TOKENS.shape))
     for index, layer in layers(made):
-        streams, _ = layer(streams, ctx.fold_in(index))
+        below, ctx = ctx, made.stack.told(index, layer, streams, ctx)
+        streams, _ = layer(streams, below.fold_in(index))
     hidden, _ = made.hidden(TOKENS, Context.full(*TOKENS.shape))
     np.testing.assert_allclose(made.norm(made.stack.residual.close(streams)), hidden, rtol=1e-5, atol=1e-6)
 

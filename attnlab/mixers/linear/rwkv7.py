@@ -62,7 +62,12 @@ class RWKV7(Mixer):
         y_t = W_o (g_t * (norm(S_t^T r_t) + (r_t . c k_t) v_t))
 
     the norm that of every head with its mean, and `p`, `u`, `c` learned for every channel. The state that is erased
-    has not decayed yet. Peng et al. 2025, https://arxiv.org/abs/2503.14456.
+    has not decayed yet. With `values='first'` those of the first layer, `f`, are mixed into the values, by a bottleneck
+    too:
+
+        v = v' + sigmoid(.) * (f - v')       above the first layer
+
+    Peng et al. 2025, https://arxiv.org/abs/2503.14456.
 
     Raises `UserError` for heads that do not divide the width, and for `place` or `remaining` outside of [0, 1].
     """
@@ -77,6 +82,8 @@ class RWKV7(Mixer):
         norm_gain: float = 1.0,
         rank: int | None = None,
         gate_rank: int | None = None,
+        values: Literal['own', 'first'] = 'own',
+        value_rank: int | None = None,
         start: Literal['uniform', 'orthogonal'] = 'uniform',
         implementation: str | None = None,
         rngs: nnx.Rngs,
@@ -92,6 +99,8 @@ class RWKV7(Mixer):
           norm_gain: what the gains of the norm start at.
           rank: of the bottlenecks of decay and rate; `None`: `2.5 sqrt(dim)` rounded to a multiple of 32, at least 32.
           gate_rank: of that of the gate; `None`: likewise with `5 sqrt(dim)`.
+          values: those of the layer alone, or mixed with those of the first layer of its stack.
+          value_rank: of the bottleneck by which these are mixed; `None`: likewise with `1.7 sqrt(dim)`.
           start: of the maps of queries, keys and values: uniform within 1/2, 1/20 and 1/2 over the root of the width,
             as the released module, or orthogonal with gains 1, 1/10 and 1, as the training of whole models there.
           implementation: of the core; `None`: the default of the platform.
@@ -136,15 +145,21 @@ class RWKV7(Mixer):
         self.bonus = started(jnp.full(dim, -0.04))
         self.norm = GroupNorm(self.channels, heads=heads, eps=1e-5 * self.channels, gain=norm_gain, rngs=rngs)
         self.output = Linear(dim, dim, axes=('heads', 'embed'), rngs=rngs)
+        self.mixes_values = values == 'first'
+        if self.mixes_values:
+            value_rank = _rank(1.7, dim) if value_rank is None else value_rank
+            mixed_in = starting_at(0.73 - 0.4 * ramp)
+            self.mixed_in = LowRank(dim, dim, rank=value_rank, activation='identity', start=mixed_in, rngs=rngs)
 
     def __call__(
         self, x: Sequence, ctx: Context, state: RWKV7State | None = None
     ) -> tuple[Sequence, RWKV7State | None]:
         inputs, shift = self._inputs(x, ctx.segments, None if state is None else state.shift)
-        r, k, v = (
-            by_head(linear(inputs[which]), self.heads)
-            for linear, which in ((self.query, QUERY), (self.key, KEY), (self.value, VALUE))
-        )
+        r, k = (by_head(each, self.heads) for each in (self.query(inputs[QUERY]), self.key(inputs[KEY])))
+        v = self.value(inputs[VALUE])
+        if self.mixes_values and ctx.first_values is not None:
+            v = _mixed(v, ctx.first_values, self.mixed_in(inputs[VALUE]))
+        v = by_head(v, self.heads)
         log_decay = _log_decay(by_head(self.decay(inputs[DECAY]), self.heads))
         k, reads, writes = self._keys(k, by_head(self.rate(inputs[RATE]), self.heads))
         core: dict[str, Any] = {'scale': 1.0, 'segments': ctx.segments, 'implementation': self.implementation}
@@ -155,6 +170,11 @@ class RWKV7(Mixer):
         if shift is not None:
             state = RWKV7State(memory, shift, ctx.segments_or_ones()[:, -1])
         return self.output(recomputed_beside_products(self._read)(y, r, k, v, inputs[GATE])), state
+
+    def values(self, x: Sequence, ctx: Context, state: RWKV7State | None = None) -> Sequence:
+        """The values of a call before those of the first layer are mixed in, `b t d`."""
+        inputs, _ = self._inputs(x, ctx.segments, None if state is None else state.shift)
+        return self.value(inputs[VALUE])
 
     def _read(self, y: Heads, r: Queries, k: Keys, v: Values, x: Sequence) -> Sequence:
         return (self.norm(y) + own_read(r, k, v, self.bonus[...])).reshape(x.shape) * self.gate(x)
@@ -193,6 +213,12 @@ class RWKV7(Mixer):
 @recomputed
 def _log_decay(logits: Heads) -> Heads:
     return -SLOWEST * jax.nn.sigmoid(logits)
+
+
+@recomputed
+def _mixed(v: Sequence, first: Sequence, logits: Sequence) -> Sequence:
+    wide = logits.dtype
+    return (v + jax.nn.sigmoid(logits) * (first.astype(wide) - v.astype(wide))).astype(v.dtype)
 
 
 def _unit(x: Heads) -> Heads:
