@@ -40,7 +40,6 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from attnlab.blocks.layer import ByLayer
 from attnlab.config import arguments, check_not_given, choose, set_value, spec, takes, whole
 from attnlab.data.long_range.authorship import Authorship
 from attnlab.data.long_range.dataset import Dataset
@@ -71,7 +70,6 @@ from attnlab.train.start import FromRun
 from attnlab.train.step import Precision
 from attnlab.zoo import Recipe
 from attnlab.zoo.chosen import BOTH, padded_sequence_recipe
-from attnlab.zoo.recipe import part_below
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +79,7 @@ class Setting:
     `window` is for the mixers that have one; `hidden` is the fraction of positions that are hidden in pretraining.
     Time scales are trained at `dynamics_lr`, but no faster than the rest, and with `None` at the rate of the rest;
     `overrides` are of single parameters, in the place of their group's. `sizes` are arguments of the mixers that take
-    them, by keys such as `system.low`, and `by_layer` makes those that differ between layers, of the layers below and
-    of all; `mlp` makes the channel mixer's spec, or `None`.
+    them, by keys such as `system.low`; `mlp` makes the channel mixer's spec, or `None`.
     """
 
     data: Dataset
@@ -104,7 +101,6 @@ class Setting:
     overrides: tuple[Override, ...] = ()
     schedule: type[Schedule] = Cosine
     sizes: Mapping[str, Any] = MappingProxyType({})
-    by_layer: ByLayer = MappingProxyType({})
     mlp: Callable[[], ConfigDict | None] = partial(spec, GatedMLP)
 
 
@@ -203,7 +199,7 @@ def _lru(state: int, low: float, high: float, turn: float = 2 * math.pi) -> dict
 
 
 def _hgrn(hidden: int) -> dict[str, Any]:
-    return {'dynamics_lr': None, 'by_layer': {'lower_bound': part_below}, 'mlp': partial(spec, GatedMLP, hidden=hidden)}
+    return {'dynamics_lr': None, 'sizes': {'bound': 'learned'}, 'mlp': partial(spec, GatedMLP, hidden=hidden)}
 
 
 def _one_rate(channels: int, key_dim: int, **sizes: Any) -> dict[str, Any]:
@@ -525,7 +521,7 @@ def _two_rates(recipe: Recipe, run: Setting, chosen: Mapping[str, str]) -> Confi
     below = padded_sequence_recipe(chosen['fast'], chosen['conv'])
     return spec(
         TwoRates,
-        fast=_stack(below, dataclasses.replace(run, length=rate, sizes={}, by_layer={})),
+        fast=_stack(below, dataclasses.replace(run, length=rate, sizes={})),
         slow=_stack(recipe, dataclasses.replace(run, length=-(-run.length // rate))),
         window=rate,
     )
@@ -545,7 +541,7 @@ def _stack(recipe: Recipe, run: Setting) -> ConfigDict:
             for key, value in run.sizes.items():
                 if key.partition('.')[0] in takes(each):
                     set_value(each, key, value)
-    stack = stack_spec(mixers, layer=recipe.layer, depth=run.depth, mlp=run.mlp(), by_layer=run.by_layer)
+    stack = stack_spec(mixers, layer=recipe.layer, depth=run.depth, mlp=run.mlp())
     for block in stack.blocks:
         if 'dropout' in block:
             block.dropout = run.dropout

@@ -24,6 +24,8 @@ from attnlab.experiment.experiment import SIZES, Experiment
 from attnlab.experiment.studies import TOLERANCE
 from attnlab.mixers.combine import within
 from attnlab.models.stack import Stack, missing_layers
+from attnlab.module import modules_of
+from attnlab.nn.bounds import RisingBound
 from attnlab.nn.mlps import GatedMLP, gated_width
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.positions import Rope
@@ -791,15 +793,13 @@ def test_long_range_trains_single_parameters_as_papers_do(name, task):
 
 
 def test_long_range_bounds_the_gates_of_hgrn_from_layer_to_layer():
-    """As the paper's learned bounds start: the layers below over all, in mixers of both readings; none beside them."""
+    """They are learned as in the paper, in mixers of both readings, and start at the layers below over all."""
     for name, conv in (('hgrn', '0'), ('bi_hgrn', '0'), ('hgrn', '1')):
         config = long_range.get_config(f'task=imdb,zoo={name},size=full,conv={conv}')
         assert (config.model.stack.depth, config.model.dim) == (4, 128)
-        found = [
-            {mixer.lower_bound for mixer in within(block.mixer) if 'lower_bound' in mixer}
-            for block in config.model.stack.blocks
-        ]
-        assert found == [{0.0} if conv == '0' else set(), {0.25}, {0.5} if conv == '0' else set(), {0.75}]
+        made = list(build(config.model.stack)(8, rngs=nnx.Rngs(0)).layers())
+        found = [{float(bound.bounds[...].mean()) for bound in modules_of(layer, RisingBound)} for layer in made]
+        assert found == ([{0.0}, {0.25}, {0.5}, {0.75}] if conv == '0' else [set(), {0.0}, set(), {0.5}])
         assert all(block.mlp.hidden == 128 for block in config.model.stack.blocks)
     (block,) = long_range.get_config('task=listops,zoo=hgrn,size=smoke').model.stack.blocks
     assert block.mixer.lower_bound == 0
@@ -993,8 +993,6 @@ def test_pyramids_start_as_in_the_released_code(name):
 BY_LAYER = {
     ('lightning', 'decay.depth'): [0, 1 / 3, 2 / 3, 1],
     ('minimax_01', 'decay.depth'): [0, 1 / 3, 2 / 3, 1],
-    ('hgrn2', 'gates.lower_bound'): [0, 0.25, 0.5, 0.75],
-    ('hgrn', 'lower_bound'): [0, 0.25, 0.5, 0.75],
     **{
         (name, key): values
         for name in ('rwkv6', 'rwkv7')
@@ -1027,12 +1025,12 @@ def test_init_paper_counts_all_layers_and_leaves_those_beside_a_recipe_as_they_a
     )
     blocks = recall.get_config('task=facts,zoo=rwkv7,init=paper,conv=1').model.stack.blocks
     assert [block.mixer.place if 'place' in block.mixer else None for block in blocks] == [None, 1 / 3, None, 1]
-    assert [block.mixer.values if 'place' in block.mixer else None for block in blocks] == [None, 'first'] * 2
-    lower = images.get_config('zoo=hgrn2,layout=pyramid,data=count,init=paper').model.stack.resolutions
-    bounds = [block.mixer.gates.lower_bound for each in lower for block in each.stack.blocks]
-    assert bounds == [layer / len(bounds) for layer in range(len(bounds))] and len(lower) > 1
-    with pytest.raises(UserError, match=r'init=paper of zoo=hgrn2 makes layers by their place \(gates\.lower_bound\)'):
-        images.get_config('zoo=hgrn2,layers=linear,init=paper')
+    assert ['value_residual' in block.mixer for block in blocks] == [False, True] * 2
+    lower = images.get_config('zoo=lightning,layout=pyramid,data=count,init=paper').model.stack.resolutions
+    depths = [block.mixer.decay.depth for each in lower for block in each.stack.blocks]
+    assert depths == [layer / (len(depths) - 1) for layer in range(len(depths))] and len(lower) > 1
+    with pytest.raises(UserError, match=r'init=paper of zoo=lightning makes layers by their place \(decay\.depth\)'):
+        images.get_config('zoo=lightning,layers=linear,init=paper')
 
 
 @pytest.mark.parametrize('name', ['swin', 'pvt'])

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jaxtyping import Float
 from attnlab.blocks.residual import Addition, Connection, Streams
 from attnlab.context import IN_EXPERTS, MIXER_DROPOUT, MLP_DROPOUT, Context
 from attnlab.errors import UserError
-from attnlab.mixers.mixer import Mixer
+from attnlab.mixers.mixer import HasValues, Mixer
 from attnlab.module import Module
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.preludes import Prelude
@@ -205,10 +205,10 @@ class Block(PreNorm):
 
     def values(self, streams: Streams, ctx: Context, state: State | None = None) -> Float[Array, 'b t v']:
         """The values of its mixer, which `HasValues`, in such a call."""
-        before = self._before(state)
+        before, mixer = self._before(state), cast(HasValues, self.mixer)
         norm, _ = self.around('mixer', _during(self.mixer_norm, ctx, state), lambda x: (x, None), ctx)
         x, _ = _through(self.mixer_prelude, norm(self.connections[0].read(streams)[0]), ctx, before.mixer_prelude)
-        return self.mixer.values(x, ctx, before.mixer)
+        return mixer.values(x, ctx, before.mixer)
 
     def around(self, name: BranchName, norm: Norm, run: Branch, ctx: Context) -> tuple[Norm, Branch]:
         """The norm of a branch's input, and the branch, both as they are; subclasses may wrap them."""

@@ -25,6 +25,7 @@ from attnlab.errors import UserError
 from attnlab.mixers.combine import copied, within
 from attnlab.mixers.mixer import Mixer
 from attnlab.module import Module, modules_of
+from attnlab.nn.bounds import RisingBound, rising_bounds
 from attnlab.nn.initialization import Initialization
 from attnlab.typing import Sequence, State
 from pallas_kernels import target
@@ -109,8 +110,11 @@ class Stack(Module):
         """Raises `UserError` where layers share parameters, so that none can be changed alone; does nothing here."""
 
     def stacked(self) -> list[tuple[Any, nnx.State]]:
-        """The blocks of the pattern, each its definition and its variables, stacked over its repeats."""
-        return [nnx.split(block) for block in self.blocks]
+        """The blocks of the pattern, each its definition and its variables, stacked over its repeats.
+
+        Bounds that rise from layer to layer are told there.
+        """
+        return self._raised([nnx.split(block) for block in self.blocks])
 
     def __call__(self, x: Sequence, ctx: Context, state: State | None = None) -> tuple[Sequence, State | None]:
         """Returns `(x, state)`; the state is a tuple with one entry per layer. With a state, layers are unrolled."""
@@ -200,6 +204,20 @@ class Stack(Module):
 
         self.blocks = nnx.List([alone(*self.place(layer)) for layer in range(self.depth)])
 
+    def _raised(self, found: list[tuple[Any, nnx.State]]) -> list[tuple[Any, nnx.State]]:
+        """The blocks with the bounds of all layers that have one at the same place (`RisingBound`)."""
+        for at in dict.fromkeys(path for block in self.blocks for path in _bounds_within(block)):
+            own = [place for place, block in enumerate(self.blocks) if at in _bounds_within(block)]
+            logits = jnp.concatenate([_value_at(found[place][1], (*at, 'logits')) for place in own])
+            layers = [layer for place in own for layer in self.pattern()[place][1]]
+            order = np.argsort(layers)
+            bounds = rising_bounds(logits[order])[np.argsort(order)]
+            ends = np.cumsum([len(self.pattern()[place][1]) for place in own])
+            for place, some in zip(own, jnp.split(bounds, ends[:-1]), strict=True):
+                graphdef, state = found[place]
+                found[place] = graphdef, _with_value(state, (*at, 'bounds'), some)
+        return found
+
     def _tells(self) -> int | None:
         """The first layer whose values those above mix into theirs."""
         mixers = (mixer_of(block) for block in self.blocks)
@@ -288,7 +306,7 @@ class LinearStack(Stack):
                 for learned, state in zip((True, False), states, strict=True)
             ]
             found.append((graphdef, nnx.merge_state(*laid_out)))
-        return found
+        return self._raised(found)
 
     def apart(self, depth: int) -> Stack:
         """A plain stack of `depth` layers on the same line, each with parameters of its own.
@@ -421,9 +439,24 @@ def _connect(block: PreNorm | Mixer, residual: Residual, firsts: Int[Array, 'l']
     block.connections = nnx.vmap(connections)(keys, firsts)
 
 
+def _bounds_within(block: PreNorm | Mixer) -> list[tuple[Any, ...]]:
+    """Where a block has bounds that rise."""
+    return [path for path, module in nnx.iter_modules(block) if isinstance(module, RisingBound)]
+
+
+def _value_at(state: nnx.State, path: tuple[Any, ...]) -> Array:
+    return jnp.asarray(dict(nnx.to_flat_state(state))[path][...])
+
+
+def _with_value(state: nnx.State, path: tuple[Any, ...], value: Array) -> nnx.State:
+    """The same variables, one of which has another value."""
+    flat = dict(nnx.to_flat_state(state))
+    return nnx.from_flat_state({**flat, path: flat[path].replace(value)})
+
+
 def _check_values(block: PreNorm | Mixer) -> None:
     """Raises `UserError` for a mixer that mixes values and is not that of a block."""
-    for mixer in modules_of(block, Mixer):
+    for mixer in modules_of(block, Mixer):  # type: ignore[type-abstract]
         if mixer.mixes_values and not (isinstance(block, Block) and mixer is block.mixer):
             raise UserError(
                 f'{type(mixer).__name__} mixes the values of the first layer into its own and stands within a '

@@ -1,6 +1,5 @@
 """Gates of the output of a mixer, of the input and state of a recurrence, and of memories and slots."""
 
-import math
 from collections.abc import Callable
 from collections.abc import Sequence as Shape
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
@@ -16,7 +15,9 @@ from attnlab.errors import UserError
 from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import gated, recomputed, recomputed_method
 from attnlab.module import Module
+from attnlab.nn import bounds
 from attnlab.nn.activations import activation as activation_called
+from attnlab.nn.bounds import BoundKind
 from attnlab.nn.decays import StepDecay
 from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.initialization import logit
@@ -326,15 +327,26 @@ class MomentGates(Module):
 class TiedKeys(Module):
     """Keys tied to the decays, `k = 1 - a`, `a = c + (1 - c) sigmoid(z)`, with the logits `z` in place of keys.
 
-    `c` is `lower_bound`, from 0 to below 1. Qin et al. 2024, https://arxiv.org/abs/2404.07904.
+    `c` is `lower_bound`, from 0 to below 1, or with `bound='learned'` one of every channel that rises from layer to
+    layer (`RisingBound`). Qin et al. 2024, https://arxiv.org/abs/2404.07904.
     Raises `UserError` for another `lower_bound`, or where a decay of its own is given.
     """
 
-    def __init__(self, dim: int, *, heads: int, key_dim: int, value_dim: int, lower_bound: float = 0.0, rngs: nnx.Rngs):
-        del dim, heads, key_dim, value_dim, rngs
-        if not 0 <= lower_bound < 1:
-            raise UserError(f'the lower_bound of TiedKeys is {lower_bound}; it must be from 0 to below 1')
-        self.lower_bound = lower_bound
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        key_dim: int,
+        value_dim: int,
+        lower_bound: float = 0.0,
+        bound: BoundKind = 'constant',
+        rngs: nnx.Rngs,
+    ):
+        del dim, value_dim
+        self.bound = bounds.lower_bound(
+            'TiedKeys', bound, lower_bound, (heads, key_dim), axes=('heads', None), rngs=rngs
+        )
 
     def __call__(self, x: Sequence, k: Keys, v: Values, log_decay: Array | None) -> tuple[Keys, Values, Terms]:
         if log_decay is not None:
@@ -344,11 +356,9 @@ class TiedKeys(Module):
 
     @recomputed_method
     def _tied(self, k: Keys) -> tuple[Keys, Float[Array, 'b t h k']]:
-        logits, bound = k.astype(wide_dtype(k.dtype)), self.lower_bound
-        log_decay = jax.nn.log_sigmoid(logits)
-        if bound > 0:
-            log_decay = jnp.logaddexp(math.log(bound), math.log1p(-bound) + log_decay)
-        return ((1 - bound) * jax.nn.sigmoid(-logits)).astype(k.dtype), log_decay
+        logits = k.astype(wide_dtype(k.dtype))
+        bound = bounds.bound_of(self.bound, logits)
+        return ((1 - bound) * jax.nn.sigmoid(-logits)).astype(k.dtype), bounds.bounded_log_sigmoid(logits, bound)
 
 
 class SlotGates(Protocol):

@@ -61,7 +61,6 @@ from attnlab.zoo.recipe import (
     Recipe,
     Start,
     depth_below,
-    part_below,
 )
 
 LINEAR = {
@@ -394,12 +393,12 @@ LINEAR = {
         sequence=True,
         smallest_state=128,
         notes=(
-            'The lower bound of the forget gate is a number, gates.lower_bound, zero as in the first layer of the '
-            'paper, which learns one for every layer, increasing with depth; with init=paper it is what these start '
-            'at, the part of the layers that is below. The paper has heads of 128 channels. init=paper starts linear '
-            'maps with a standard deviation of 0.02, as the released code does.'
+            'The lower bound of the forget gate is zero, as in the first layer of the paper. init=paper learns one for '
+            'every layer and channel as the paper does, which increases with depth (gates.bound=learned), and '
+            'starts linear maps with a standard deviation of 0.02, as the released code does. The paper has heads of '
+            '128 channels.'
         ),
-        start=Start(maps=NARROW.maps, by_layer={'gates.lower_bound': part_below}),
+        start=Start(maps=NARROW.maps, arguments={'gates.bound': 'learned'}),
     ),
     'gsa': Recipe(
         spec=spec(GatedSlots),
@@ -755,7 +754,7 @@ LINEAR = {
         ),
         small={'rank': 4, 'gate_rank': 4, 'value_rank': 4},
         knobs={'heads': 'heads'},
-        start=dataclasses.replace(RWKV, arguments={'start': 'orthogonal', 'values': 'first'}),
+        start=dataclasses.replace(RWKV, arguments={'start': 'orthogonal', 'value_residual': True}),
     ),
     'ttt_linear': Recipe(
         spec=spec(

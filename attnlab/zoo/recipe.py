@@ -84,16 +84,11 @@ def depth_below(below: int, layers: int) -> float:
     return below / max(layers - 1, 1)
 
 
-def part_below(below: int, layers: int) -> float:
-    """How many of all layers are below one, from 0 for the first to less than 1 for the last."""
-    return below / layers
-
-
 RWKV = Start(
     maps=Initialization(linear=Orthogonal(), output=Gaussian(0.0)),
     by_layer={
         'place': depth_below,
-        'remaining': lambda below, layers: 1 - part_below(below, layers),
+        'remaining': lambda below, layers: 1 - below / layers,
         'norm_gain': lambda below, layers: ((below + 1) / layers) ** 0.7,
     },
 )

@@ -10,7 +10,7 @@ from attnlab.nn.gates import MinGRUGates, MinLSTMGates, OutputGate, RealGates
 from attnlab.nn.initialization import Initialization
 from attnlab.nn.norms import LayerNorm
 from attnlab.nn.preludes import Lift, ShortConv
-from attnlab.zoo.recipe import NARROW, PYTORCH, Recipe, Start, part_below
+from attnlab.zoo.recipe import NARROW, PYTORCH, Recipe, Start
 
 RECURRENT = {
     'rg_lru': Recipe(
@@ -78,12 +78,12 @@ RECURRENT = {
         knobs={},
         notes=(
             'With a complex state, the gates, biases and norm of the first released version. The lower bound of forget '
-            'gates is a constant of the layer, `lower_bound`, 0 as in the first layer: the paper learns a step up for '
-            'every layer. `size=full` of configs/long_range.py has the steps that these start at, and so has '
-            'init=paper, which leaves the rest as it is. The released form that reads both ways shares its maps; '
-            '`bi_hgrn` is two whole mixers.'
+            'gates is 0, as in the first layer of the paper. init=paper learns one for every layer and channel as the '
+            'paper does, which increases with depth (bound=learned), and leaves the rest as it is; so does '
+            '`size=full` of configs/long_range.py. The released form that reads both ways shares its maps; `bi_hgrn` '
+            'is two whole mixers.'
         ),
-        start=Start(by_layer={'lower_bound': part_below}),
+        start=Start(arguments={'bound': 'learned'}),
     ),
     'slstm': Recipe(
         spec=spec(SLSTM, prelude=spec(ShortConv, bias=True)),

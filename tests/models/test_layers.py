@@ -29,7 +29,7 @@ def model(stack):
     return build(spec(Model, dim=DIM, stack=stack, head=spec(LanguageHead), dtype='float32'))(11, rngs=nnx.Rngs(0))
 
 
-MIXING = spec(RWKV7, heads=2, values='first', rank=2, gate_rank=2, value_rank=2)
+MIXING = spec(RWKV7, heads=2, value_residual=True, rank=2, gate_rank=2, value_rank=2)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ class RWKV7(Mixer):
         y_t = W_o (g_t * (norm(S_t^T r_t) + (r_t . c k_t) v_t))
 
     the norm that of every head with its mean, and `p`, `u`, `c` learned for every channel. The state that is erased
-    has not decayed yet. With `values='first'` those of the first layer, `f`, are mixed into the values, by a bottleneck
+    has not decayed yet. With `value_residual` those of the first layer, `f`, are mixed into the values, by a bottleneck
     too:
 
         v = v' + sigmoid(.) * (f - v')       above the first layer
@@ -82,7 +82,7 @@ class RWKV7(Mixer):
         norm_gain: float = 1.0,
         rank: int | None = None,
         gate_rank: int | None = None,
-        values: Literal['own', 'first'] = 'own',
+        value_residual: bool = False,
         value_rank: int | None = None,
         start: Literal['uniform', 'orthogonal'] = 'uniform',
         implementation: str | None = None,
@@ -99,8 +99,8 @@ class RWKV7(Mixer):
           norm_gain: what the gains of the norm start at.
           rank: of the bottlenecks of decay and rate; `None`: `2.5 sqrt(dim)` rounded to a multiple of 32, at least 32.
           gate_rank: of that of the gate; `None`: likewise with `5 sqrt(dim)`.
-          values: those of the layer alone, or mixed with those of the first layer of its stack.
-          value_rank: of the bottleneck by which these are mixed; `None`: likewise with `1.7 sqrt(dim)`.
+          value_residual: whether the values of the first layer of its stack are mixed into its own.
+          value_rank: of the bottleneck by which they are; `None`: likewise with `1.7 sqrt(dim)`.
           start: of the maps of queries, keys and values: uniform within 1/2, 1/20 and 1/2 over the root of the width,
             as the released module, or orthogonal with gains 1, 1/10 and 1, as the training of whole models there.
           implementation: of the core; `None`: the default of the platform.
@@ -145,8 +145,8 @@ class RWKV7(Mixer):
         self.bonus = started(jnp.full(dim, -0.04))
         self.norm = GroupNorm(self.channels, heads=heads, eps=1e-5 * self.channels, gain=norm_gain, rngs=rngs)
         self.output = Linear(dim, dim, axes=('heads', 'embed'), rngs=rngs)
-        self.mixes_values = values == 'first'
-        if self.mixes_values:
+        self.mixes_values = value_residual
+        if value_residual:
             value_rank = _rank(1.7, dim) if value_rank is None else value_rank
             mixed_in = starting_at(0.73 - 0.4 * ramp)
             self.mixed_in = LowRank(dim, dim, rank=value_rank, activation='identity', start=mixed_in, rngs=rngs)

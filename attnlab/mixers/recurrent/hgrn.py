@@ -12,13 +12,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Complex, Float, Int
 
 from attnlab.context import Context
-from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed_beside_products, recomputed_method
 from attnlab.functional.recurrences import carried, no_segment
 from attnlab.functional.structured import from_parts, parts
 from attnlab.mixers.mixer import Mixer
+from attnlab.nn import bounds
+from attnlab.nn.bounds import BoundKind
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
@@ -43,7 +44,7 @@ class HGRN(Mixer):
         h_t = l_t exp(i theta) h_{t-1} + (1 - l_t) c_t    c = silu(W_c x)    l = g + (1 - g) sigmoid(W_l x)
 
     `c` has a real and an imaginary part; `theta` is learned and starts at `10000^(-2 k / dim)` for channel k. `g` is
-    `lower_bound`, which upper layers of a model have higher. The state is in float32 or better.
+    `lower_bound`, or learned (`attnlab.nn.bounds.RisingBound`). The state is in float32 or better.
     Qin et al. 2023, https://arxiv.org/abs/2311.04823.
 
     Raises `UserError` for a `lower_bound` that is not from 0 to below 1.
@@ -51,6 +52,7 @@ class HGRN(Mixer):
     Args:
       dim: model width.
       lower_bound: the least that a forget gate keeps.
+      bound: whether that is this number, or one of every channel that is learned and rises from layer to layer.
       norm: made as `norm(2 * dim, rngs=rngs)`.
       bias: whether the projections have one.
       implementation: of the core; `None`: the default of the platform.
@@ -62,14 +64,14 @@ class HGRN(Mixer):
         dim: int,
         *,
         lower_bound: float = 0.0,
+        bound: BoundKind = 'constant',
         norm: Callable[..., nnx.Module] = RMSNorm,
         bias: bool = False,
         implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
-        if not 0 <= lower_bound < 1:
-            raise UserError(f'the lower_bound of HGRN is {lower_bound}; it must be from 0 to below 1')
-        self.lower_bound, self.implementation = lower_bound, implementation
+        self.bound = bounds.lower_bound('HGRN', bound, lower_bound, (dim,), axes=('mlp',), rngs=rngs)
+        self.implementation = implementation
         self.candidate, self.gate = (
             Linear(dim, 2 * dim, bias=bias, axes=('embed', 'mlp'), rngs=rngs) for _ in range(2)
         )
@@ -104,8 +106,9 @@ class HGRN(Mixer):
         """What is taken of the candidates, and by what the hidden state is multiplied."""
         wide = wide_dtype(forget.dtype)
         forget = forget.astype(wide)
-        kept = self.lower_bound + (1 - self.lower_bound) * jax.nn.sigmoid(forget)
-        taken = (1 - self.lower_bound) * jax.nn.sigmoid(-forget)
+        bound = bounds.bound_of(self.bound, forget)
+        kept = bound + (1 - bound) * jax.nn.sigmoid(forget)
+        taken = (1 - bound) * jax.nn.sigmoid(-forget)
         turn = jnp.exp(1j * self.angle[...].astype(wide))
         return taken * from_parts(jax.nn.silu(candidate).astype(wide)), kept * turn[None, None]
 

@@ -122,7 +122,7 @@ def lightning(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
 
 def hgrn2(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     q, f, v = (heads(apply(linear, x)) for linear in (mixer.query, mixer.key, mixer.value))
-    q, bound = silu(q), mixer.gates.lower_bound
+    q, bound = silu(q), mixer.gates.bound
     f = bound + (1 - bound) * sigmoid(f)
     out = np.zeros_like(v)
     for h in range(HEADS):

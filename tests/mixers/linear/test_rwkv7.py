@@ -69,7 +69,7 @@ def test_the_layer_is_that_of_the_paper():
 
 def stacked(*before: ConfigDict, depth: int = 4, **settings) -> Stack:
     """Layers of the recipe with values of the first, after others, every parameter somewhere."""
-    mixing = spec(RWKV7, heads=HEADS, rank=3, gate_rank=2, values='first', value_rank=2)
+    mixing = spec(RWKV7, heads=HEADS, rank=3, gate_rank=2, value_residual=True, value_rank=2)
     stack = stack_spec((*before, mixing), depth=depth, mlp=None)
     stack.update(settings)
     return perturbed(build(stack)(DIM, rngs=nnx.Rngs(0)))
@@ -131,7 +131,7 @@ def test_the_first_layer_keeps_its_values_and_its_gradient_is_right():
 
 
 def test_alone_it_is_the_first_layer():
-    alone, first = (RWKV7(DIM, heads=HEADS, values=values, rngs=nnx.Rngs(0)) for values in ('own', 'first'))
+    alone, first = (RWKV7(DIM, heads=HEADS, value_residual=each, rngs=nnx.Rngs(0)) for each in (False, True))
     x, ctx = batch()
     np.testing.assert_array_equal(alone(x, ctx)[0], first(x, ctx)[0])
     np.testing.assert_array_equal(first.mixed_in.start[...][jnp.array([0, 7])], jnp.asarray([0.93, 0.53], jnp.float32))
@@ -139,7 +139,7 @@ def test_alone_it_is_the_first_layer():
 
 
 def test_within_another_mixer_nobody_would_tell_it():
-    within = spec(SideBySide, mixers=(spec(RWKV7, heads=HEADS, values='first'),), scales=(1.0,))
+    within = spec(SideBySide, mixers=(spec(RWKV7, heads=HEADS, value_residual=True),), scales=(1.0,))
     with pytest.raises(UserError, match='RWKV7 mixes the values of the first layer into its own and stands within'):
         build(stack_spec((within,), depth=2, mlp=None))(DIM, rngs=nnx.Rngs(0))
 

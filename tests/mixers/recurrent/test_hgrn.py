@@ -31,7 +31,7 @@ def by_hand(mixer: HGRN, u: np.ndarray) -> np.ndarray:
 
     candidate = silu(linear(mixer.candidate))
     candidate = candidate[:, :DIM] + 1j * candidate[:, DIM:]
-    kept = mixer.lower_bound + (1 - mixer.lower_bound) * expit(linear(mixer.forget))
+    kept = mixer.bound + (1 - mixer.bound) * expit(linear(mixer.forget))
     turn = np.exp(1j * np.asarray(mixer.angle[...], np.float64))
     h, read = np.zeros(DIM, complex), []
     for t in range(len(u)):
