@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 
 @jax.tree_util.register_dataclass
@@ -49,6 +49,17 @@ def proportion(name: str, right: Float[Array, 'b n'], weights: Float[Array, 'b n
     products = jnp.stack([jnp.sum(one) for one in (found * found, found * asked, asked * asked)])
     examples = jnp.full(3, jnp.sum(asked > 0), products.dtype)
     return {name: Average.of(right, weights), f'{name}{PRODUCTS}': Average(products, examples)}
+
+
+def likeliest(logits: Float[Array, '*b o'], labels: Int[Array, '*b']) -> Bool[Array, '*b']:
+    """Whether a label has the greatest logit, the first of equal ones: `argmax(logits) == label`.
+
+    By comparisons, which compilers for CPUs vectorise; `argmax` takes three times as long over 8,192 classes. Where a
+    logit is NaN no label has it.
+    """
+    own = jnp.take_along_axis(logits, labels[..., None], axis=-1)
+    first = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1) < labels[..., None]
+    return jnp.all(jnp.where(first, logits < own, logits <= own), axis=-1)
 
 
 def overlap(found: Bool[Array, '*b'], there: Bool[Array, '*b'], weights: Float[Array, '*b']) -> Average:

@@ -11,7 +11,7 @@ import numpy as np
 from attnlab.data.synthetic.addition import OPERANDS, ModularAddition, Sums
 from attnlab.errors import UserError
 from attnlab.losses import softmax_loss
-from attnlab.metrics import Average
+from attnlab.metrics import Average, likeliest
 from attnlab.models.predictor import Predictor
 from attnlab.tasks.task import Batch, Slice, context
 from attnlab.tasks.trivial import sampled_rows
@@ -94,7 +94,7 @@ class Addition:
         still = jax.lax.stop_gradient(logits)
         zero = jax.grad(lambda logits: jnp.sum(softmax_loss(logits, targets)))(still) == 0
         found = {
-            'accuracy': jnp.argmax(logits, axis=1) == targets,
+            'accuracy': likeliest(logits, targets),
             'collapsed': jnp.take_along_axis(zero, targets[:, None], axis=1)[:, 0],
             'vanished': jnp.all(zero, axis=1),
         }

@@ -17,7 +17,7 @@ from attnlab.data.pipeline import Row, Source
 from attnlab.data.vision.augment import Augmentation, Augmented
 from attnlab.data.vision.shapes import Segments
 from attnlab.errors import UserError
-from attnlab.metrics import Average, overlap, proportion
+from attnlab.metrics import Average, likeliest, overlap, proportion
 from attnlab.models.predictor import Predictor
 from attnlab.tasks.long_range import Classification, LongRange
 from attnlab.tasks.task import Batch, Slice, context
@@ -117,10 +117,10 @@ class ImageClassification(ImageTask, Classification):
         if 'share' not in batch:
             return super().measure(model, batch, dropout_key)
         vectors = self.vectors(model, batch, dropout_key)
-        found, weights = jnp.argmax(model.logits(vectors), axis=1), batch['weights'][:, None]
+        logits, weights = model.logits(vectors), batch['weights'][:, None]
         labels = ((batch['label'], batch['share']), (batch['other'], 1 - batch['share']))
         loss = sum(share * model.losses(vectors, label, dropout_key) for label, share in labels)
-        right = sum(share * (found == label).astype(jnp.float32) for label, share in labels)
+        right = sum(share * likeliest(logits, label).astype(jnp.float32) for label, share in labels)
         return {'loss': Average.of(loss[:, None], weights), **proportion('accuracy', right[:, None], weights)}
 
     def trivial(self, part: Slice) -> dict[str, dict[str, float]]:

@@ -17,7 +17,7 @@ from attnlab.data.long_range.listops import ListOps
 from attnlab.data.long_range.rows import Chosen, Padded, blank
 from attnlab.data.pipeline import Source, spread
 from attnlab.errors import UserError
-from attnlab.metrics import Average, proportion
+from attnlab.metrics import Average, likeliest, proportion
 from attnlab.models.predictor import Predictor
 from attnlab.tasks.task import Batch, Slice, context
 from attnlab.tasks.trivial import linear, of_sequences, sampled_rows
@@ -125,7 +125,7 @@ class Classification(LongRange):
         """Loss in nats per example, and accuracy."""
         vectors = self.vectors(model, batch, dropout_key)
         labels, weights = batch['label'], batch['weights'][:, None]
-        right = jnp.argmax(model.logits(vectors), axis=1) == labels
+        right = likeliest(model.logits(vectors), labels)
         return {
             'loss': Average.of(model.losses(vectors, labels, dropout_key)[:, None], weights),
             **proportion('accuracy', right.astype(jnp.float32)[:, None], weights),

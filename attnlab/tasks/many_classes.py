@@ -11,7 +11,7 @@ from attnlab.data.long_range.rows import Chosen
 from attnlab.data.synthetic.problem import ENDLESS
 from attnlab.data.synthetic.prototypes import ZipfPrototypes, ZipfRows
 from attnlab.errors import UserError
-from attnlab.metrics import Average, proportion
+from attnlab.metrics import Average, likeliest, proportion
 from attnlab.models.predictor import Predictor
 from attnlab.tasks.task import Batch, Slice, context
 from attnlab.typing import DropoutKey
@@ -93,7 +93,7 @@ class ManyClasses:
         labels, weights = batch['label'], batch['weights'][:, None]
         found = {'loss': Average.of(model.losses(hidden[:, 0], labels, dropout_key)[:, None], weights)}
         if dropout_key is None:
-            right = jnp.argmax(model.logits(hidden[:, 0]), axis=1) == labels
+            right = likeliest(model.logits(hidden[:, 0]), labels)
             found |= proportion('accuracy', right.astype(jnp.float32)[:, None], weights)
         return found
 

@@ -11,7 +11,7 @@ import numpy as np
 from attnlab.data.synthetic.problem import BASELINE, ENDLESS, Examples, Problem
 from attnlab.data.synthetic.recall import MultiQueryRecall
 from attnlab.data.synthetic.regression import LinearRegression
-from attnlab.metrics import Average, proportion
+from attnlab.metrics import Average, likeliest, proportion
 from attnlab.models.predictor import Predictor
 from attnlab.tasks.task import Batch, Slice, context
 from attnlab.tasks.trivial import of_tokens, sampled_rows
@@ -110,7 +110,7 @@ class LabelPrediction(Synthetic):
         hidden = hidden_at_labels(model, batch, dropout_key)
         targets, weights = batch['targets'], batch['weights']
         losses = model.losses(hidden, targets, dropout_key)
-        right = jnp.argmax(model.logits(hidden), axis=-1) == targets
+        right = likeliest(model.logits(hidden), targets)
         labelled = jnp.any(weights > 0, axis=1)
         exact = labelled & jnp.all(right | (weights == 0), axis=1)
         return {

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from attnlab.context import Context
 from attnlab.data.synthetic.sums import SignedSums
-from attnlab.metrics import Average, proportion
+from attnlab.metrics import Average, likeliest, proportion
 from attnlab.models.thoughts import check_thinks, mixture, read, thinking
 from attnlab.tasks.synthetic import LabelPrediction
 from attnlab.tasks.task import Batch, context
@@ -45,7 +45,7 @@ class ContinuousThought(LabelPrediction):
         said = asked[:, -1]
         if dropout_key is None:
             said = thinking(model, tokens, self.problem.terms - 1)[0][:, -1]
-        right = jnp.argmax(model.logits(said), axis=-1) == targets  # type: ignore[attr-defined]
+        right = likeliest(model.logits(said), targets)  # type: ignore[attr-defined]
         return {
             'loss': Average.of(divergence + answers, weights),
             'answer_loss': Average.of(answers, weights),

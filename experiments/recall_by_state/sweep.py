@@ -61,8 +61,8 @@ class Size:
 
 SIZES = {
     'cpu': Size(
-        families={'key_dim': BY_KEYS},
-        values={'key_dim': (4, 8, 16, 32)},
+        families={'key_dim': BY_KEYS, 'state': ('mamba2',)},
+        values={'key_dim': (4, 8, 16, 32), 'state': (4, 8, 16, 32)},
         arg='task=mqar_mixed,conv=1',
         recall=((8, 1), (16, 2), (16, 4), (32, 8)),
         steps=600,
