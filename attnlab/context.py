@@ -21,6 +21,20 @@ branch of a block, what draws within a mixer, the gate of experts, and a mixer t
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class FirstValues:
+    """The values of the first layer that mixes values.
+
+    Attributes:
+      values: of all heads.
+      own: whether the layer that is told them is that one, which need not compute them again.
+    """
+
+    values: Float[Array, 'b t v']
+    own: bool = dataclasses.field(metadata={'static': True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Context:
     """Positions, documents and randomness of one batch; a frozen pytree.
 
@@ -36,8 +50,8 @@ class Context:
         `attnlab.functional.attend`; `None` but in analyses.
       labels: the number of labels that the loss of the batch is a sum over, by which the trainer divides it; `None`: as
         many as tokens. Tasks say it; penalties of layers read it (`attnlab.functional.penalty`).
-      first_values: the values of the first layer of a stack that mixes them (`Mixer.mixes_values`), for those above;
-        the stack says it. `None`: there is none below.
+      first_values: the values of the first layer of a stack that mixes them (`Mixer.mixes_values`), for it and those
+        above; the stack says it. `None`: there is no such layer below.
     """
 
     positions: Positions
@@ -48,7 +62,7 @@ class Context:
     condition: Float[Array, 'b m'] | None = None
     cut: Bool[Array, '#b t t'] | None = None
     labels: Float[Array, ''] | None = None
-    first_values: Float[Array, 'b t v'] | None = None
+    first_values: 'FirstValues | None' = None
 
     @classmethod
     def full(cls, batch: int, length: int, *, start: int | jax.Array = 0) -> 'Context':

@@ -97,7 +97,8 @@ def _examine(model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.A
     found = []
     for index, block in layers(model):
         numbers = {}
-        taken = list(steps(block, streams, ctx))
+        own, ctx = model.stack.told(index, block, streams, ctx)
+        taken = list(steps(block, streams, own))
         mixer = without_storage(mixer_of(block))
         if isinstance(mixer, ReadsWeights):
             weights, visible = mixer.read_weights(taken[0].normed, ctx)
@@ -107,7 +108,6 @@ def _examine(model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.A
                 'entropy': jnp.mean(statistics.entropy(weights), where=real[:, None]),
                 'sparsity': statistics.sparsity(weights, seen & real[:, None, :, None]),
             }
-        ctx = model.stack.told(index, block, streams, ctx)
         streams = taken[-1].streams
         wide = model.stack.residual.close(streams).astype(jnp.float32)
         sizes = jnp.abs(wide) * real[..., None]

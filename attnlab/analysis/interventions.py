@@ -70,8 +70,8 @@ def hidden_with(model: Stacked, inputs: Tokens | Features, ctx: Context, changes
     streams = model.stack.residual.open(x)
     for index, layer in layers(model):
         _change(layer, f'layers[{index}]', changes)
-        below, ctx = ctx, model.stack.told(index, layer, streams, ctx)
-        streams, _ = layer(streams, below.fold_in(index))
+        own, ctx = model.stack.told(index, layer, streams, ctx)
+        streams, _ = layer(streams, own.fold_in(index))
         streams = at(f'layers[{index}].residual', streams)
     return model.norm(model.stack.residual.close(streams))  # type: ignore[attr-defined]
 

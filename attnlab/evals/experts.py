@@ -129,8 +129,8 @@ def routings(model: Any, batch: Batch) -> Iterator[tuple[int, Routing]]:
     """The routing of every layer that has experts, by its index."""
     streams, ctx = entered(model, batch['tokens'], context(batch))
     for index, block in layers(model):
-        below, ctx = ctx, one_stack(model).told(index, block, streams, ctx)
-        for taken in steps(block, streams, below):
+        own, ctx = one_stack(model).told(index, block, streams, ctx)
+        for taken in steps(block, streams, own):
             streams = taken.streams
             if taken.name == 'mlp' and isinstance(block, Block) and isinstance(block.mlp, MixtureOfExperts):
                 yield index, block.mlp.routing(taken.normed.reshape(-1, taken.normed.shape[-1]))

@@ -25,7 +25,7 @@ class Mixer(Module):
     Attributes:
       convolves: of the class, whether it convolves neighbours besides its own method, and no argument turns that off.
       mixes_values: whether `ctx.first_values` are mixed into its values; it is a `HasValues` then, and the mixer of a
-        block, for within others nobody tells it. The first such layer of a stack is called without any.
+        block, for within others nobody tells it. The first such layer of a stack is told its own.
     """
 
     convolves: ClassVar[bool] = False

@@ -26,7 +26,7 @@ def stacks(model: Any) -> list[Stack]:
 def entered(model: Stacked, inputs: Tokens | Features, ctx: Context) -> tuple[Streams, Context]:
     """What the first layer is called with: the streams, opened on the embedding, and the context of layers.
 
-    Layer `i` is then called with `ctx.fold_in(i)`, and those after it have the context that `Stack.told` makes of what
-    it was called with. Raises `UserError` for a model that is not of one stack.
+    `own, ctx = Stack.told(i, layer, streams, ctx)` then is the context of layer `i`, which is called with
+    `own.fold_in(i)`, and that of those after it. Raises `UserError` for a model that is not of one stack.
     """
     return one_stack(model).residual.open(model.embed(inputs, ctx)), model.context(ctx, inputs)

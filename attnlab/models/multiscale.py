@@ -126,9 +126,8 @@ class MultiscaleForecaster(WindowModel):
             for scale in scales:
                 layer = layers[scale][depth]
                 self.tuned.changes[scale][depth].add(layer.mixer)
-                below = contexts[scale]
-                contexts[scale] = self.stack.told(depth, layer, tokens[scale], below)
-                tokens[scale] = layer(tokens[scale], below.fold_in(depth + scale * self.stack.depth))[0]
+                own, contexts[scale] = self.stack.told(depth, layer, tokens[scale], contexts[scale])
+                tokens[scale] = layer(tokens[scale], own.fold_in(depth + scale * self.stack.depth))[0]
                 yield Stage(f'layers[{depth}].scales[{scale}]', tokens[scale])
         shape = (len(window), self.variates, -1)
         yield Stage('vectors', jnp.concatenate([self.norm(one).reshape(shape) for one in tokens], axis=-1))

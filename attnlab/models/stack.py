@@ -20,7 +20,7 @@ from attnlab.blocks.block import Block, PreNorm, Stage, mixer_of, stages
 from attnlab.blocks.layer import ByLayer, Layer, MixerAndMLP
 from attnlab.blocks.residual import Plain, Residual, Streams
 from attnlab.config import set_value, spec, takes
-from attnlab.context import Context
+from attnlab.context import Context, FirstValues
 from attnlab.errors import UserError
 from attnlab.mixers.combine import copied, within
 from attnlab.mixers.mixer import Mixer
@@ -122,8 +122,8 @@ class Stack(Module):
         if state is not None:
             advanced = []
             for index, layer in enumerate(self.layers()):
-                below, ctx = ctx, self.told(index, layer, streams, ctx, state[index])
-                streams, layer_state = layer(streams, below.fold_in(index), state[index])
+                own, ctx = self.told(index, layer, streams, ctx, state[index])
+                streams, layer_state = layer(streams, own.fold_in(index), state[index])
                 advanced.append(layer_state)
             return self.residual.close(streams), tuple(advanced)
         scanned = self._in_loop()
@@ -131,20 +131,22 @@ class Stack(Module):
             if scanned and index == scanned.start:
                 streams = self._scanned(streams, ctx, scanned)
             if index not in scanned:
-                below, ctx = ctx, self.told(index, layer, streams, ctx)
-                streams = self._apply(*nnx.split(layer), streams, below.fold_in(index))
+                own, ctx = self.told(index, layer, streams, ctx)
+                streams = self._apply(*nnx.split(layer), streams, own.fold_in(index))
         return self.residual.close(streams), None
 
     def told(
         self, index: int, layer: PreNorm | Mixer, streams: Streams, ctx: Context, state: State | None = None
-    ) -> Context:
-        """The context of the layers after `index`, which is called with these streams.
+    ) -> tuple[Context, Context]:
+        """The context of layer `index`, which is called with these streams, and that of the layers after it.
 
-        After the first layer that mixes values it has those of that layer; else it is the context of this layer.
+        Both have its values where it is the first that mixes values; else they are the context that is given.
         """
         if index != self._tells() or not isinstance(layer, Block) or not ctx.positions.shape[1]:
-            return ctx
-        return dataclasses.replace(ctx, first_values=layer.values(streams, ctx, state))
+            return ctx, ctx
+        values = layer.values(streams, ctx, state)
+        own, above = (dataclasses.replace(ctx, first_values=FirstValues(values, own)) for own in (True, False))
+        return own, above
 
     def context(self, ctx: Context) -> Context:
         """The context of the output, which is that of the input."""
@@ -163,8 +165,8 @@ class Stack(Module):
         """Every named intermediate value in order, lazily, layer by layer; the last is the output."""
         streams = self.residual.open(x)
         for index, layer in enumerate(self.layers()):
-            below, ctx = ctx, self.told(index, layer, streams, ctx)
-            for stage in stages(layer, streams, below):
+            own, ctx = self.told(index, layer, streams, ctx)
+            for stage in stages(layer, streams, own):
                 yield Stage(f'layers[{index}].{stage.name}', stage.value)
             streams = stage.value
         yield Stage('output', self.residual.close(streams))

@@ -110,8 +110,8 @@ def fit_hashes(model: Any, batch: Batch, key: jax.Array) -> None:
                 x, _ = block.mixer_prelude(x, ctx.segments, None)
             mixer.fit(x, ctx, jax.random.fold_in(key, index))
         found.append(nnx.state(block, nnx.Not(nnx.Param)))
-        *_, last = steps(block, streams, ctx)
-        ctx = model.stack.told(index, block, streams, ctx)
+        own, ctx = model.stack.told(index, block, streams, ctx)
+        *_, last = steps(block, streams, own)
         streams = last.streams
     for block, own in model.stack.pattern():
         nnx.update(block, jax.tree.map(lambda *leaves: jnp.stack(leaves), *(found[layer] for layer in own)))

@@ -46,8 +46,8 @@ def test_streams_through_the_layers_one_by_one_are_those_of_the_stack(kind, resi
     made = model(stack_spec(mixers, kind=kind, depth=5, mlp=None, residual=residual))
     streams, ctx = entered(made, TOKENS, Context.full(*TOKENS.shape))
     for index, layer in layers(made):
-        below, ctx = ctx, made.stack.told(index, layer, streams, ctx)
-        streams, _ = layer(streams, below.fold_in(index))
+        own, ctx = made.stack.told(index, layer, streams, ctx)
+        streams, _ = layer(streams, own.fold_in(index))
     hidden, _ = made.hidden(TOKENS, Context.full(*TOKENS.shape))
     np.testing.assert_allclose(made.norm(made.stack.residual.close(streams)), hidden, rtol=1e-5, atol=1e-6)
 

@@ -11,7 +11,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-from attnlab.context import Context
+from attnlab.context import Context, FirstValues
 from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.exclusive import own_read
@@ -156,10 +156,7 @@ class RWKV7(Mixer):
     ) -> tuple[Sequence, RWKV7State | None]:
         inputs, shift = self._inputs(x, ctx.segments, None if state is None else state.shift)
         r, k = (by_head(each, self.heads) for each in (self.query(inputs[QUERY]), self.key(inputs[KEY])))
-        v = self.value(inputs[VALUE])
-        if self.mixes_values and ctx.first_values is not None:
-            v = _mixed(v, ctx.first_values, self.mixed_in(inputs[VALUE]))
-        v = by_head(v, self.heads)
+        v = by_head(self._values(inputs[VALUE], ctx.first_values), self.heads)
         log_decay = _log_decay(by_head(self.decay(inputs[DECAY]), self.heads))
         k, reads, writes = self._keys(k, by_head(self.rate(inputs[RATE]), self.heads))
         core: dict[str, Any] = {'scale': 1.0, 'segments': ctx.segments, 'implementation': self.implementation}
@@ -175,6 +172,11 @@ class RWKV7(Mixer):
         """The values of a call before those of the first layer are mixed in, `b t d`."""
         inputs, _ = self._inputs(x, ctx.segments, None if state is None else state.shift)
         return self.value(inputs[VALUE])
+
+    def _values(self, x: Sequence, first: FirstValues | None) -> Sequence:
+        if not self.mixes_values or first is None:
+            return self.value(x)
+        return first.values if first.own else _mixed(self.value(x), first.values, self.mixed_in(x))
 
     def _read(self, y: Heads, r: Queries, k: Keys, v: Values, x: Sequence) -> Sequence:
         return (self.norm(y) + own_read(r, k, v, self.bonus[...])).reshape(x.shape) * self.gate(x)
