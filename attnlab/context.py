@@ -62,7 +62,7 @@ class Context:
     condition: Float[Array, 'b m'] | None = None
     cut: Bool[Array, '#b t t'] | None = None
     labels: Float[Array, ''] | None = None
-    first_values: 'FirstValues | None' = None
+    first_values: FirstValues | None = None
 
     @classmethod
     def full(cls, batch: int, length: int, *, start: int | jax.Array = 0) -> 'Context':
