@@ -40,6 +40,7 @@ lint: $(VENV)/installed  ## check format, style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	MYPYPATH=scripts $(BIN)/mypy scripts/*.py
 
 format: $(VENV)/installed  ## format the code and apply the automatic fixes of the linter
 	$(BIN)/ruff format .

@@ -12,6 +12,7 @@ from attnlab.configuration import config_of
 from attnlab.train.optimizer import AdamW
 from attnlab.train.schedule import Constant
 from attnlab.train.setup import prepare
+from attnlab.train.state import TrainState
 from attnlab.train.step import make_step
 
 
@@ -29,7 +30,7 @@ def contender(size: StepSize) -> tuple:
     setup = prepare(config)
     numbered = make_step(setup.graphdef, setup.task, setup.transform, seed=0)
 
-    def step(state: object, batch: object) -> tuple:
+    def step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, jax.Array]:
         state, metrics = numbered(state, batch, state.step + 1)
         return state, metrics['loss'].mean()
 

@@ -26,7 +26,7 @@ from absl import app, flags
 from flax import nnx
 from turns import Turn, machine, take_turns
 
-from attnlab.config import TARGET, build
+from attnlab.config import TARGET, Factory, build
 from attnlab.context import Context
 from attnlab.files import write_json
 from attnlab.zoo import ZOO
@@ -77,7 +77,7 @@ def stream(mixer: Any) -> Stream:
     )
 
 
-def made(recipe: str) -> Callable[..., Any]:
+def made(recipe: str) -> Factory:
     """What makes the mixer of a recipe of one mixer."""
     if recipe not in ZOO or len(ZOO[recipe].pattern) > 1:
         raise app.UsageError(f'no recipe of one mixer is called {recipe!r}; attnlab zoo lists them')
@@ -100,7 +100,7 @@ def as_before(recipe: str, commit: str) -> Callable[..., Any]:
 
 def main(argv: Sequence[str]) -> None:
     """Times the recipes that are named, and prints a line for each and the ratio to the first."""
-    makers = {recipe: made(recipe) for recipe in argv[1:]}
+    makers: dict[str, Callable[..., Any]] = {recipe: made(recipe) for recipe in argv[1:]}
     if _BEFORE.value:
         makers |= {f'{recipe} at {_BEFORE.value}': as_before(recipe, _BEFORE.value) for recipe in argv[1:]}
     if not makers:
@@ -109,7 +109,7 @@ def main(argv: Sequence[str]) -> None:
     turns = take_turns(streams, _ROUNDS.value, _BURST.value)
     means = {name: np.asarray([np.mean(seconds) for seconds, _ in each]) for name, each in turns.items()}
     baseline = next(iter(means.values()))
-    rows = {
+    rows: dict[str, dict[str, Any]] = {
         name: {
             'mean_ms': 1e3 * float(np.median(means[name])),
             'median_ms': 1e3 * float(np.median([seconds for seconds, _ in each])),

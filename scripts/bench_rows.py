@@ -147,7 +147,13 @@ def asked_size() -> Size:
 def begun(out: pathlib.Path) -> dict[str, Any]:
     """The record that is there, or an empty one. Raises UsageError where it is of another size, recipe or commit."""
     size = dataclasses.asdict(asked_size())
-    fresh = {'size': size, 'against': _AGAINST.value, 'machine': machine(), 'command': sys.argv, 'rows': {}}
+    fresh: dict[str, Any] = {
+        'size': size,
+        'against': _AGAINST.value,
+        'machine': machine(),
+        'command': sys.argv,
+        'rows': {},
+    }
     if not out.exists():
         return fresh | {'failed': {}}
     record = json.loads(out.read_text())

@@ -63,17 +63,19 @@ class TorchContender:
         script = pathlib.Path(__file__).with_name('torch_step.py')
         arguments = [python, str(script), json.dumps(dataclasses.asdict(size)), kind, str(os.cpu_count())]
         self.process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.requests, self.replies = self.process.stdin, self.process.stdout
         self.said = self._read()
 
     def _read(self) -> dict:
-        line = self.process.stdout.readline()
+        line = self.replies.readline()
         if not line:
             raise RuntimeError(f'the PyTorch process ended with status {self.process.wait()}')
         return json.loads(line)
 
     def _ask(self, request: str) -> dict:
-        self.process.stdin.write(request + '\n')
-        self.process.stdin.flush()
+        self.requests.write(request + '\n')
+        self.requests.flush()
         return self._read()
 
     def burst(self, steps: int) -> Turn:
@@ -87,7 +89,7 @@ class TorchContender:
         return self._ask(f'save {path}')
 
     def close(self) -> None:
-        self.process.stdin.close()
+        self.requests.close()
         self.process.wait()
 
 

@@ -32,6 +32,7 @@ _OUT = flags.DEFINE_string('out', None, 'The JSON file of the times.')
 H, K, D, N, KEYS, TAPS = 8, 64, 512, 16, 1024, 4
 """Heads and their channels, channels of scans and their states, cached keys, and taps."""
 
+Shapes = dict[str, tuple[int, ...]]
 Arrays = dict[str, jax.Array]
 Step = Callable[..., tuple[jax.Array, jax.Array]]
 
@@ -40,7 +41,7 @@ Step = Callable[..., tuple[jax.Array, jax.Array]]
 class Case:
     """A core's step as called and by hand: functions of arrays and of a state, which give the output and the state."""
 
-    shapes: dict[str, tuple[int, ...]]
+    shapes: Shapes
     state: tuple[int, ...]
     ours: Step
     by_hand: Step
@@ -112,10 +113,11 @@ def short_conv_by_hand(x: jax.Array, taps: jax.Array, state: jax.Array) -> tuple
 def cases(b: int) -> dict[str, Case]:
     """Every core with something to remember, by name."""
     row, matrix = (b, 1, H, K), (b, H, K, K)
-    read = {'q': row, 'k': row, 'v': row}
-    scalar, vector = {'log_decay': row[:3]}, {'log_decay': row}
+    read: Shapes = {'q': row, 'k': row, 'v': row}
+    scalar: Shapes = {'log_decay': row[:3]}
+    vector: Shapes = {'log_decay': row}
     delta, low_rank = read | {'beta': row[:3]}, read | {'a': row, 'b': row} | vector
-    selective = {'x': (b, 1, D), 'dt': (b, 1, D), 'A': (D, N), 'B': (b, 1, N), 'C': (b, 1, N)}
+    selective: Shapes = {'x': (b, 1, D), 'dt': (b, 1, D), 'A': (D, N), 'B': (b, 1, N), 'C': (b, 1, N)}
     core = pallas_kernels
     return {
         'attention': Case({'q': row, 'v': row}, (2, b, KEYS, H, K), attention, attention_by_hand),
@@ -130,7 +132,7 @@ def cases(b: int) -> dict[str, Case]:
     }
 
 
-def drawn(shapes: dict[str, tuple[int, ...]]) -> Arrays:
+def drawn(shapes: Shapes) -> Arrays:
     """Numbers of moderate size; decays and rates below zero, strengths, steps and factors between zero and one."""
     rng, found = np.random.default_rng(0), {}
     for name, shape in shapes.items():

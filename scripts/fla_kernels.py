@@ -6,6 +6,8 @@ Runs in an environment with torch and flash-linear-attention, started by `script
 import functools
 import json
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from fla.ops.delta_rule import chunk_delta_rule
@@ -21,7 +23,7 @@ SCALAR, VECTOR = (B, T, H), (B, T, H, K)
 
 def main(chosen: tuple[str, ...] = ()) -> None:
     """Times every call, or the one with the given core and kind."""
-    calls = {
+    calls: dict[tuple[str, str], tuple[Callable[..., Any], tuple[int, ...] | None, bool]] = {
         ('linear_attention', 'no decay'): (lambda q, k, v: chunk_linear_attn(q, k, v, normalize=False), None, False),
         ('linear_attention', 'scalar'): (lambda q, k, v, g: chunk_simple_gla(q, k, v, g), SCALAR, False),
         ('linear_attention', 'vector'): (lambda q, k, v, g: chunk_gla(q, k, v, g), VECTOR, False),
@@ -54,17 +56,18 @@ def inputs(decay: tuple[int, ...] | None, delta: bool) -> list[torch.Tensor]:
     return [array.requires_grad_() for array in found]
 
 
-def forward(call, arguments):
+def forward(call: Callable[..., Any], arguments: list[torch.Tensor]) -> torch.Tensor:
     with torch.no_grad():
         return call(*arguments)[0]
 
 
-def both(call, arguments):
+def both(call: Callable[..., Any], arguments: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     output = call(*arguments)[0]
     return torch.autograd.grad(output, arguments, output.detach())
 
 
-def timed(function, rounds: int = 30) -> float:
+def timed(function: Callable[[], Any], rounds: int = 30) -> float:
+    """Median milliseconds of a call."""
     for _ in range(5):
         function()
     times = []
@@ -79,4 +82,4 @@ def timed(function, rounds: int = 30) -> float:
 
 
 if __name__ == '__main__':
-    sys.exit(main(tuple(sys.argv[1:])))
+    main(tuple(sys.argv[1:]))

@@ -7,6 +7,7 @@ Lloyd's method on Sobol points, from three starts of the density that grids tend
 """
 
 import sys
+from typing import Any
 
 import numpy as np
 from scipy.spatial import cKDTree
@@ -37,7 +38,7 @@ def lloyd(points: np.ndarray, x: np.ndarray, steps: int, least: float) -> tuple[
 
 def main() -> None:
     """Writes the file that is named, and prints the mean squared error of each grid on points of another draw."""
-    made = {}
+    made: dict[str, Any] = {}
     for dimension, bits in GRIDS:
         starts = [
             np.sqrt((dimension + 2) / dimension) * gaussian(dimension * bits, dimension, 100 + seed)
