@@ -123,9 +123,9 @@ def test_an_example_takes_less_than_a_millisecond(problem, length):
     source[0]
     times = []
     for i in range(1, 60):
-        began = time.perf_counter()
+        began = time.thread_time()  # of this thread, whatever else the machine does
         source[i]
-        times.append(time.perf_counter() - began)
+        times.append(time.thread_time() - began)
     assert np.median(times) < 1e-3, f'{np.median(times) * 1e6:.0f} us'
 
 
