@@ -117,7 +117,7 @@ def find(name: str) -> Topology:
     count = gpus(name)
     if count is not None:
         return _absent_gpus(name, count)
-    if not re.fullmatch(r'\w+:\d+(x\d+)*', name):
+    if not re.fullmatch(r'\w+:[1-9]\d*(x[1-9]\d*)*', name):
         raise UserError(f'there is no topology {name!r}; {_meant(name)}')
     find_libtpu()
     # By default libtpu has two devices a chip of a v4, of which JAX makes no mesh.

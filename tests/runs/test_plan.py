@@ -184,8 +184,10 @@ def test_the_nearest_topology_is_named(name, near):
     assert topologies.nearest_topology(name).startswith(near)
 
 
-@pytest.mark.parametrize(('name', 'near'), [('H100x10000', 'H100x9999'), ('H100x0', 'H100x1')])
-def test_the_nearest_number_of_gpus_is_one_that_there_is(name, near):
+@pytest.mark.parametrize(
+    ('name', 'near'), [('H100x10000', 'H100x9999'), ('H100x0', 'H100x1'), ('v4:0x0x0', 'v4:2x2x1')]
+)
+def test_the_nearest_number_of_chips_is_one_that_there_is(name, near):
     assert topologies.nearest_topology(name) == near
     with pytest.raises(UserError, match=f"^there is no topology '{name}'; the nearest is {near}$"):
         topologies.find(name)
