@@ -36,7 +36,8 @@ class Windows:
       pad: whether the tokens left at the end make a padded window (to evaluate) or are left out (to train).
 
     Raises:
-      UserError: for a text of fewer than `length + 1` tokens, or 2 with `pad`, and a stride out of range.
+      UserError: for a text of fewer than `length + 1` tokens, or 2 with `pad`, a stride out of range, and for a
+        window with tokens that its tokenizer does not know.
     """
 
     text: Text
@@ -67,6 +68,12 @@ class Windows:
             raise IndexError(f'window {index} of {len(self)}')
         start = int(index) * self.step
         ids = np.asarray(self.text.tokens[start : start + self.length + 1], np.int32)
+        token_bytes = self.text.tokenizer.token_bytes
+        if ids.max() >= len(token_bytes):
+            raise UserError(
+                f'window {index} of the text has a token {ids.max()}, and its tokenizer knows {len(token_bytes)}; '
+                'if it is of a cache, the entry is damaged: delete it'
+            )
         tokens, targets = ids[:-1], ids[1:]
         begins, ends = self._documents(start, len(tokens))
         row = {
@@ -75,7 +82,7 @@ class Windows:
             'segments': begins.cumsum(dtype=np.int32) + np.int32(1),
             'positions': _since(begins),
             'weights': np.where(ends, np.float32(0), np.float32(1)),
-            'bytes': self.text.tokenizer.token_bytes[targets],
+            'bytes': token_bytes[targets],
         }
         if index:
             row['weights'][: self.length - self.step] = 0

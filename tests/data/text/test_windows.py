@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -189,3 +191,11 @@ def test_what_is_wrong_with_a_sample():
     with pytest.raises(IndexError):
         Sample(text(20), 4, 8)[2]
     assert UNITS == 1024, 'what programs that evaluate are compiled for'
+
+
+def test_a_token_that_the_tokenizer_does_not_know_is_named():
+    damaged = dataclasses.replace(text(9), tokens=np.arange(10, 19, dtype=np.uint16))
+    damaged.tokens[7] = 300
+    assert Windows(damaged, 4)[0]['tokens'].tolist() == [10, 11, 12, 13]
+    with pytest.raises(UserError, match=r'window 1 of the text has a token 300, and its tokenizer knows 256; if it is'):
+        Windows(damaged, 4)[1]
