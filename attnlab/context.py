@@ -80,6 +80,16 @@ class Context:
         """The segments, spelled out when there is one document a row."""
         return jnp.ones_like(self.positions) if self.segments is None else self.segments
 
+    def token(self, index: int | jax.Array) -> 'Context':
+        """The context of one token of every row: its position, document and first values."""
+        known = Context(self.positions, self.segments, first_values=self.first_values)
+        return jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, index, 1, axis=1), known)
+
+    def unaided(self) -> 'Context':
+        """The same for a layer that is to compute its values itself, though it is told its own."""
+        told = self.first_values is not None and self.first_values.own
+        return dataclasses.replace(self, first_values=None) if told else self
+
     def fold_in(self, index: int | jax.Array) -> 'Context':
         """The same context with an independent dropout key, for layer `index`."""
         if self.dropout_key is None:

@@ -122,7 +122,7 @@ class Cut:
         """The outputs of a mixer, of which those at targets count, by a call of it without the sources."""
         sources, targets = jnp.atleast_2d(self.sources), jnp.atleast_2d(self.targets)
         if self.part == 'inputs':
-            return lambda x, ctx: mixer(_zeroed(x, sources), ctx)[0]
+            return lambda x, ctx: mixer(_zeroed(x, sources), _without_values(ctx, sources))[0]
         if self.part == 'scores':
             cut = targets[:, :, None] & sources[:, None, :]
             return lambda x, ctx: mixer(x, dataclasses.replace(ctx, cut=cut))[0]
@@ -204,11 +204,23 @@ class _AtTargets(nnx.Module):
 
     def __call__(self, x: Sequence, ctx: Context, state: Any = None) -> tuple[Sequence, Any]:
         whole, state = self.mixer(x, ctx, state)
-        return jnp.where(self.targets[..., None], self.other(x, ctx), whole), state
+        return jnp.where(self.targets[..., None], self.other(x, ctx.unaided()), whole), state
+
+    def values(self, x: Sequence, ctx: Context, state: Any = None) -> Array:
+        """Those that the mixer tells, which layers above read wherever it was cut itself."""
+        return self.mixer.values(x, ctx, state)
 
 
 def _zeroed(x: Sequence, where: Bool[Array, '#b t']) -> Sequence:
     return jnp.where(where[..., None], jnp.zeros_like(x), x)
+
+
+def _without_values(ctx: Context, where: Bool[Array, '#b t']) -> Context:
+    """A context that does not tell the first values of some tokens."""
+    if ctx.first_values is None:
+        return ctx
+    first = dataclasses.replace(ctx.first_values, values=_zeroed(ctx.first_values.values, where))
+    return dataclasses.replace(ctx, first_values=first)
 
 
 def _directions(mixer: TwoWaySSM) -> Iterator[tuple[int, Callable[[Array], Array]]]:

@@ -191,6 +191,10 @@ class _Telling(nnx.Module):
         self.note(jnp.concatenate(parts, axis=-1)[..., :wide])
         return self.branch(x, *rest)
 
+    def values(self, x: Sequence, ctx: Context, state: Any = None) -> Array:
+        """Those of a mixer that tells them."""
+        return self.branch.values(x, ctx, state)
+
 
 class _Showing(Linear):
     """In the place of a linear map, some channels of what it reads, as many as it gives."""

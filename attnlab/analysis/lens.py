@@ -27,7 +27,8 @@ def residuals(model: Stacked, inputs: Tokens | Features, ctx: Context) -> Float[
     streams, ctx = entered(model, inputs, ctx)
     found = [streams]
     for index, layer in layers(model):
-        streams, _ = layer(streams, ctx.fold_in(index))
+        own, ctx = model.stack.told(index, layer, streams, ctx)
+        streams, _ = layer(streams, own.fold_in(index))
         found.append(streams)
     return jnp.stack(list(map(model.stack.residual.close, found)))
 

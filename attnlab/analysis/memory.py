@@ -40,11 +40,12 @@ def calls(model: Stacked, inputs: Tokens | Features, ctx: Context) -> list[Call]
     streams, ctx = entered(model, inputs, ctx)
     found: list[Call] = []
     for index, layer in layers(model):
+        own, ctx = model.stack.told(index, layer, streams, ctx)
         if isinstance(layer, Block):
             layer.mixer = _Noted(layer.mixer, found.append)  # type: ignore[assignment]
         else:
-            found.append(Call(streams, ctx))
-        streams, _ = layer(streams, ctx.fold_in(index))
+            found.append(Call(streams, own))
+        streams, _ = layer(streams, own.fold_in(index))
     return found
 
 
@@ -55,7 +56,8 @@ class _Noted(nnx.Module):
         self.mixer, self.note = mixer, note
 
     def __call__(self, x: Array, ctx: Context, state: Any = None) -> tuple[Array, Any]:
-        self.note(Call(x, ctx))
+        # What values depend on is part of the call.
+        self.note(Call(x, ctx.unaided()))
         return self.mixer(x, ctx, state)
 
 
@@ -152,11 +154,10 @@ def carried(mixer: Mixer, x: Sequence, ctx: Context, key: Array) -> dict[str, Ca
     leaves, tree = jax.tree.flatten(start)
     paths = [jax.tree_util.keystr(path, simple=True, separator='.') for path, _ in jax.tree.leaves_with_path(start)]
     known = [place for place, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    segments = ctx.segments_or_ones()
 
-    def step(leaves: list[Array], token: tuple[Array, ...]) -> tuple[list[Array], Any]:
-        x, positions, own, number = token
-        here = Context(positions[:, None], own[:, None] if ctx.segments is not None else None)
+    def step(leaves: list[Array], token: tuple[Array, Array]) -> tuple[list[Array], Any]:
+        number, x = token
+        here = ctx.token(number)
 
         def advance(real: list[Array]) -> tuple[list[Array], list[Array]]:
             whole = list(leaves)
@@ -178,8 +179,7 @@ def carried(mixer: Mixer, x: Sequence, ctx: Context, key: Array) -> dict[str, Ca
             found.append(Carried(_norm(real[index]), jnp.where(counted > 0, kept, 1)))
         return after, found
 
-    tokens = (jnp.swapaxes(x, 0, 1), ctx.positions.T, segments.T, jnp.arange(length))
-    _, found = jax.lax.scan(step, leaves, tokens)
+    _, found = jax.lax.scan(step, leaves, (jnp.arange(length), jnp.swapaxes(x, 0, 1)))
     return {
         paths[place] or 'state': Carried(*(jnp.swapaxes(each, 0, 1) for each in one))
         for place, one in zip(known, found, strict=True)

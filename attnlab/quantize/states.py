@@ -82,10 +82,19 @@ class StoredState(Mixer):
 
     def __init__(self, mixer: Any, format: Format):
         self.mixer, self.format = mixer, format
+        self.mixes_values = mixer.mixes_values
 
     def __call__(self, x: Sequence, ctx: Context, state: State | None = None) -> tuple[Sequence, State | None]:
         """Reads tokens one by one."""
-        return _by_token(self, x, ctx, state)
+        return _by_token(self.token, self, x, ctx, state)
+
+    def values(self, x: Sequence, ctx: Context, state: State | None = None) -> Float[Array, 'b t v']:
+        """The mixer's, which may depend on the state that was stored."""
+
+        def token(x: Array, ctx: Context, state: State) -> tuple[Array, State]:
+            return self.mixer.values(x, ctx, self._whole(state)), self.token(x, ctx, state)[1]
+
+        return _by_token(token, self, x, ctx, state)[0]
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> State:
         """The mixer's, stored."""
@@ -93,13 +102,15 @@ class StoredState(Mixer):
 
     def token(self, x: Float[Array, 'b 1 d'], ctx: Context, state: State) -> tuple[Float[Array, 'b 1 d'], State]:
         """Reads one token."""
-        whole = jax.tree.map(
+        y, whole = self.mixer(x, ctx, self._whole(state))
+        return y, self._stored(whole)
+
+    def _whole(self, state: State) -> State:
+        return jax.tree.map(
             lambda leaf: unpacked(self.format, leaf) if isinstance(leaf, Packed) else leaf,
             state,
             is_leaf=lambda leaf: isinstance(leaf, Packed),
         )
-        y, whole = self.mixer(x, ctx, whole)
-        return y, self._stored(whole)
 
     def _stored(self, state: State) -> State:
         def stored(leaf: Array) -> Any:
@@ -109,18 +120,18 @@ class StoredState(Mixer):
         return jax.tree.map(stored, state)
 
 
-def _by_token(mixer: Any, x: Array, ctx: Context, state: State | None) -> tuple[Array, State | None]:
-    """What `mixer.token` makes of a sequence; by the contract of a mixer."""
+def _by_token(
+    read: Callable[..., tuple[Array, State]], mixer: Any, x: Array, ctx: Context, state: State | None
+) -> tuple[Array, State | None]:
+    """What `read` makes of a sequence, token after token; by the contract of a mixer."""
     begun = mixer.init_state(x.shape[0], x.shape[1], x.dtype) if state is None else state
 
-    def one(state: State, token: tuple[Any, ...]) -> tuple[State, Array]:
-        x, positions, segments = token
-        here = Context(positions[:, None], None if segments is None else segments[:, None])
-        y, state = mixer.token(x[:, None], here, state)
+    def one(state: State, token: tuple[Array, Array]) -> tuple[State, Array]:
+        index, x = token
+        y, state = read(x[:, None], ctx.token(index), state)
         return state, y[:, 0]
 
-    tokens = (x, ctx.positions, ctx.segments)
-    after, y = jax.lax.scan(one, begun, jax.tree.map(lambda part: jnp.swapaxes(part, 0, 1), tokens))
+    after, y = jax.lax.scan(one, begun, (jnp.arange(x.shape[1]), jnp.swapaxes(x, 0, 1)))
     return jnp.swapaxes(y, 0, 1), None if state is None else after
 
 
@@ -206,7 +217,7 @@ class StoredCache(Mixer):
 
     def __call__(self, x: Sequence, ctx: Context, state: State | None = None) -> tuple[Sequence, State | None]:
         """Reads tokens one by one."""
-        return _by_token(self, x, ctx, state)
+        return _by_token(self.token, self, x, ctx, state)
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> StoredCacheState:
         """The empty cache, of `length` tokens filled up to a multiple of the window."""
