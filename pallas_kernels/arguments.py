@@ -88,7 +88,7 @@ def _admits(hint: Any, value: Any) -> bool:
         return array
     if hint is float:
         # Of a traced one, a constant of the forms, a gradient would escape from some and be missing in others.
-        return (array and not isinstance(value, jax.core.Tracer)) or (
+        return (array and value.ndim == 0 and not isinstance(value, jax.core.Tracer)) or (
             isinstance(value, numbers.Real) and not isinstance(value, bool)
         )
     if hint is int:

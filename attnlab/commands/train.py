@@ -49,8 +49,8 @@ def _flags() -> flags.FlagValues:
     flags.DEFINE_string(
         'topology',
         None,
-        'With --dry_run: plan for devices that are not present, such as v5p:4x4x4 or H100x8; for GPUs the '
-        'CUDA plugin must be installed.',
+        'With --dry_run: plan for devices that are not present, such as v5p:4x4x4 or H100x8; for GPUs '
+        'the step is lowered, and compiled where the CUDA plugin is installed.',
         flag_values=values,
     )
     flags.DEFINE_integer(

@@ -60,7 +60,7 @@ def _flags() -> flags.FlagValues:
     flags.DEFINE_integer(
         'fitted_rows',
         None,
-        'How many rows the scores of features are fitted to; chosen likewise by default.',
+        'How many rows the scores of features are fitted to; by default as many as --rows has by default.',
         lower_bound=2,
         flag_values=values,
     )

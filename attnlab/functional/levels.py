@@ -58,9 +58,9 @@ def read_by_level(
     Level 0 is the token itself; a token in the right half of its block of `2^l`, the blocks laid side by side from the
     start of the document, reads the left half by level `l`. So a level is a run over blocks for documents, with values
     of their left halves alone; `run(v, segments=, state=)` gives reads and the last memory. Without a state the levels
-    of blocks up to `NEAR` tokens are one run, see `_near`. `weights` hold those of level 0 first. `last` is the segment
-    of the token before `state`, with whose levels a stream reads; without a state there are as many as its length asks
-    for. Tokens further into their document than levels reach give NaN.
+    of blocks up to `NEAR` tokens are one run, see `_near`, where a token has one value for each head. `weights` hold
+    those of level 0 first. `last` is the segment of the token before `state`, with whose levels a stream reads; without
+    a state there are as many as its length asks for. Tokens further into their document than levels reach give NaN.
     Guo et al. 2025, https://arxiv.org/abs/2506.04761.
     """
     b, t = v.shape[:2]
@@ -84,12 +84,12 @@ def read_by_level(
         return total + _weighed(y, weight.astype(wide)), None if before is None else after
 
     first, memory, total = 0, None, jnp.zeros((*weights.shape[:3], v.shape[-1]), wide)
-    if state is None:
-        near = min(count, levels_of(NEAR))
-        first, total = near + 1, _near(run, v, weights[..., : near + 1].astype(wide), starts, place)
-    else:
+    if state is not None:
         # Level 0 keeps nothing.
         memory = jnp.pad(jnp.moveaxis(state.memory, 1, 0), ((1, 0), *((0, 0),) * 4))
+    elif v.shape[2] == weights.shape[2]:
+        near = min(count, levels_of(NEAR))
+        first, total = near + 1, _near(run, v, weights[..., : near + 1].astype(wide), starts, place)
     numbers = jnp.arange(first, count + 1, dtype=jnp.int32)
     by_level = jnp.moveaxis(weights[..., first : count + 1], -1, 0)
     total, after = jax.lax.scan(level, total, (numbers, by_level, memory))

@@ -1,6 +1,7 @@
 """A linear head fused with the cross-entropy loss, and the part of it that some of the classes give."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +40,7 @@ def cross_entropy(
       of `checking_values`.
 
     Raises:
-      ValueError: for shapes that do not fit, labels beyond the classes, or a `soft_cap` that is not positive.
+      ValueError: for shapes that do not fit, labels beyond the classes, or a `soft_cap` not positive and finite.
       TypeError: for arrays that are not floating point, non-integer `labels`, or a traced `z_loss` or `soft_cap`.
       NotImplementedError: for a named implementation that cannot serve the call.
     """
@@ -79,7 +80,7 @@ def cross_entropy_part(
       Both, `n`, in float32 at least.
 
     Raises:
-      ValueError: for shapes that do not fit, or a `soft_cap` that is not positive.
+      ValueError: for shapes that do not fit, or a `soft_cap` that is not positive and finite.
       TypeError: for arrays that are not floating point, non-integer `labels`, or a traced `soft_cap`.
       NotImplementedError: for a named implementation that cannot serve the call.
     """
@@ -94,8 +95,8 @@ def _check(hidden: jax.Array, embedding: jax.Array, labels: jax.Array, soft_cap:
     arguments.match(CORE, {}, hidden=(hidden, 'n d'), embedding=(embedding, 'o d'), labels=(labels, 'n'))
     arguments.check_floating(CORE, hidden=hidden, embedding=embedding)
     arguments.check_integer(CORE, labels=labels)
-    if soft_cap is not None and soft_cap <= 0:
-        raise ValueError(f'{CORE}: soft_cap is {soft_cap}; expected a positive number, or None')
+    if soft_cap is not None and not 0 < soft_cap < math.inf:
+        raise ValueError(f'{CORE}: soft_cap is {soft_cap}; expected a positive, finite number, or None')
 
 
 def _statistics(

@@ -52,7 +52,8 @@ def reads_by_blocks(
 def _blocks(x: jax.Array) -> jax.Array:
     """`... c k` as `... n s k`."""
     *others, c, k = x.shape
-    return x.reshape(*others, -1, min(BLOCK, c), k)
+    size = min(BLOCK, c)
+    return x.reshape(*others, c // size, size, k)
 
 
 def _between(decay: jax.Array) -> jax.Array:

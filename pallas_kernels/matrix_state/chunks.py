@@ -59,7 +59,7 @@ def by_decay(
         like = jax.eval_shape(at_once, *arguments)
         return jax.lax.fori_loop(0, batch, row, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like))
 
-    return jax.lax.cond(moderate(*arguments), at_once, exact if batch == 1 else apart, *arguments)
+    return jax.lax.cond(moderate(*arguments), at_once, exact if batch < 2 else apart, *arguments)
 
 
 def laid[T](arrays: T) -> T:

@@ -366,7 +366,8 @@ MHA = [
     ('key_dim=0', 'key_dim is 0'),
     ('key_dim=3', 'a head has 3 channels, of which rotary positions turn 3 (fraction 1.0); that must be an even whole'),
     ('implementation=xl', f"config.{MIXER}.implementation is 'xl'; did you mean 'xla'?"),
-    ('weights.soft_cap=-1', f'config.{MIXER}.weights: Softmax: soft_cap is -1.0; expected a positive number, or None'),
+    ('weights.soft_cap=-1', f'config.{MIXER}.weights: Softmax: soft_cap is -1.0; expected a positive, finite number'),
+    ('weights.soft_cap=inf', f'config.{MIXER}.weights: Softmax: soft_cap is inf; expected a positive, finite number'),
     ('window=wide', "window is 'wide'"),
 ]
 """Overrides of an attention layer."""

@@ -496,7 +496,7 @@ def test_gates_above_one_are_errors():
 @pytest.mark.parametrize(
     ('make', 'message'),
     [
-        (lambda: Softmax(soft_cap=0.0), 'Softmax: soft_cap is 0.0; expected a positive number, or None'),
+        (lambda: Softmax(soft_cap=0.0), 'Softmax: soft_cap is 0.0; expected a positive, finite number, or None'),
         (lambda: Entmax(1.0), 'Entmax: alpha is 1.0; expected between 1.01 and 2'),
         (lambda: PowerSoftmax(3), 'PowerSoftmax: power is 3; expected an even positive number'),
         (lambda: PowerSoftmax(epsilon=-1.0), 'PowerSoftmax: epsilon is -1.0; expected at least 0'),

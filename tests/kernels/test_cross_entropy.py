@@ -269,7 +269,7 @@ def test_twice_the_same_bits(comparison):
             TypeError,
             'hidden has type int32 .*; expected a floating-point type',
         ),
-        ({'soft_cap': 0.0}, ValueError, 'soft_cap is 0.0; expected a positive number, or None'),
+        ({'soft_cap': 0.0}, ValueError, 'soft_cap is 0.0; expected a positive, finite number, or None'),
         ({'implementation': 'liger'}, ValueError, "implementation is 'liger'; expected None or one of"),
         ({'implementation': 'mosaic_gpu'}, NotImplementedError, "'mosaic_gpu' cannot serve: the platform is cpu"),
     ],

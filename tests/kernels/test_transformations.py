@@ -257,6 +257,9 @@ NOTHING = {
     },
     'cross_entropy': {'hidden': 'n 8', 'embedding': '5 8'},
 }
+NOTHING |= {
+    f'{core} by channel': NOTHING[core] | {'log_decay': 'b t 4 8'} for core in ('delta_rule', 'diagonal_low_rank')
+}
 """The arguments of cores of b rows of t tokens, one of which is none."""
 
 OPTIONS = {'softmax_topk': {'k': 2}, 'cross_entropy': {'labels': np.zeros(0, np.int32)}}
@@ -277,7 +280,9 @@ def test_nothing_at_all(core, b, t, packed):
     }
     for here, dtype in ((target.current(), jnp.float32), (target.H100, jnp.bfloat16), (target.TPU_V5E, jnp.bfloat16)):
         for implementation in ('reference', 'xla', None):
-            function = functools.partial(getattr(pallas_kernels, core), implementation=implementation, **options)
+            function = functools.partial(
+                getattr(pallas_kernels, core.split()[0]), implementation=implementation, **options
+            )
             arrays = {name: jnp.ones(shape, dtype) for name, shape in given.items()}
             run = functools.partial(with_gradients, function)
             with target.compiling_for(here):

@@ -123,6 +123,9 @@ class LinearAttention(Mixer):
         """
         if levels is not None and not causal:
             raise UserError('levels divide the past; a bidirectional mixer needs levels=None')
+        if levels is not None and write.beside:
+            # A level is a run over blocks, and what stands beside a memory is of the whole document.
+            raise UserError(f'{type(write).__name__} has no levels, since its keys follow from all before them')
         if turn is not None and (normalizer is None or levels is not None):
             raise UserError('turn rotates what is summed, not what divides it: it needs a normalizer, and levels=None')
         if growth is not None and normalizer is None:

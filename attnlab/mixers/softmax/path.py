@@ -205,7 +205,8 @@ def _chunk(past: MovedKeys, given: tuple[Array, ...]) -> tuple[MovedKeys, Array]
     weights = softmax(jnp.where(visible, scores, 0), visible).astype(v.dtype)
     y = jnp.einsum('bhij,bjhk->bihk', weights, jnp.concatenate([past.values.astype(v.dtype), v], axis=1))
 
-    met = jnp.einsum('bjhk,bhik->bhij', past.keys, reflected, precision='highest')
+    # Keys of documents that ended stay as they are: moved by those of others they would grow beyond all numbers.
+    met = jnp.where(known_before, jnp.einsum('bjhk,bhik->bhij', past.keys, reflected, precision='highest'), 0)
     moved_keys = past.keys - jnp.einsum('bhij,bihk->bjhk', met, axes, precision='highest')
     keys = k - jnp.einsum('bhij,bihk->bjhk', mixed, axes, precision='highest')
     last = jnp.moveaxis(forgotten, 1, 2)

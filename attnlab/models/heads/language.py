@@ -1,5 +1,7 @@
 """Heads over a vocabulary: a linear map with softmax, separate from the embedding or tied to it."""
 
+import math
+
 from flax import nnx
 from jax import Array
 from jaxtyping import Float, Int
@@ -62,8 +64,8 @@ class BoundedHead(LanguageHead):
     def __init__(self, dim: int, vocab: int, *, z_loss: float = 1e-4, soft_cap: float | None = None, rngs: nnx.Rngs):
         if z_loss < 0:
             raise UserError(f'z_loss is {z_loss}; it must be at least 0')
-        if soft_cap is not None and soft_cap <= 0:
-            raise UserError(f'soft_cap is {soft_cap}; it must be positive, or None')
+        if soft_cap is not None and not 0 < soft_cap < math.inf:
+            raise UserError(f'soft_cap is {soft_cap}; it must be positive and finite, or None')
         self.z_loss, self.soft_cap = z_loss, soft_cap
         self.weight = output_weight(dim, vocab, rngs)
 

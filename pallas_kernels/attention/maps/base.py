@@ -26,6 +26,7 @@ The statistics, a tuple of row quantities in the type of accumulators, are all t
 
 import abc
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -109,7 +110,9 @@ class WeightMap(abc.ABC):
 
     def __post_init__(self) -> None:
         arguments.check_fields(self)
-        self._require(self.soft_cap is None or self.soft_cap > 0, 'soft_cap', 'a positive number, or None')
+        self._require(
+            self.soft_cap is None or 0 < self.soft_cap < math.inf, 'soft_cap', 'a positive, finite number, or None'
+        )
 
     def _require(self, fits: bool, field: str, expected: str) -> None:
         if not fits:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from attnlab import make_mixer
 from attnlab.config import build, spec
 from attnlab.context import Context
 from attnlab.errors import UserError
@@ -545,6 +546,8 @@ def test_mistakes_are_named():
         LinearAttention(8, heads=3, key_ratio=0.5, rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match='levels divide the past; a bidirectional mixer needs levels=None'):
         LinearAttention(8, heads=2, causal=False, levels=LevelWeights, rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match='PreconditionedDelta has no levels, since its keys follow from all before'):
+        make_mixer('preconditioned_gdn', 8, heads=2, levels=LevelWeights, rngs=nnx.Rngs(0))
     mixer = LinearAttention(8, heads=2, levels=build(spec(LevelWeights, count=2)), rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match=r'rows have 3 tokens; 2 levels reach over 2: give levels\.count'):
         mixer(x, Context.full(1, 3))

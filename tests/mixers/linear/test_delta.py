@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from attnlab import make_mixer
 from attnlab.config import build, spec
 from attnlab.errors import UserError
 from attnlab.mixers.linear.attention import LinearAttention
@@ -16,6 +17,7 @@ from attnlab.mixers.linear.write import Additive, Delta, PreconditionedDelta
 from attnlab.nn.decays import LowRankStepDecay, StepDecay
 from attnlab.nn.feature_maps import SumNorm
 from attnlab.nn.gates import ChannelStrengths, LowRankGate, Moment, MomentGates, OutputGate, Terms, WriteStrength
+from attnlab.testing.contract import context
 from attnlab.testing.noise import noise
 from tests.mixers.linear.equations import (
     DIM,
@@ -247,6 +249,17 @@ def test_the_layer_with_erase_keys_is_that_of_the_paper():
 def test_the_layer_by_levels_is_that_of_the_paper_and_with_weights_of_one_that_which_it_divides():
     check_layer('log_linear_gated_delta_net', log_linear_gated_delta_net)
     check_layer('log_linear_gated_delta_net', gated_delta_net, levels=Ones)
+
+
+def test_several_writes_of_a_token_are_of_its_level():
+    plain, by_level = (
+        make_mixer('gated_delta_product', 16, heads=2, rngs=nnx.Rngs(0), **given) for given in ({}, {'levels': Ones})
+    )
+    x, ctx = noise(1, 16, 16), context(((1, 11), (2, 5)))
+    y, _ = nnx.jit(by_level)(x, ctx)
+    np.testing.assert_allclose(y, nnx.jit(plain)(x, ctx)[0], rtol=1e-4, atol=1e-5)
+    stream, _ = nnx.jit(by_level)(x, ctx, by_level.init_state(1, 16, x.dtype))
+    np.testing.assert_allclose(stream, y, rtol=1e-4, atol=1e-5)
 
 
 def test_the_options_of_layers_with_erase_keys_are_those_of_released_code():

@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 import pallas_kernels
+from attnlab.context import Context
 from attnlab.mixers.softmax import path
 from attnlab.mixers.softmax.path import PathAttention, path_attention
 from attnlab.nn.decays import ForgetGate, ScaledForgetGate
@@ -114,3 +115,18 @@ def test_scaled_gates_stream():
     with jax.enable_x64(False):
         make = functools.partial(PathAttention, heads=4, rank=3, forget=ScaledForgetGate)
         check_decoding(Subject(make, causal=True))
+
+
+def test_keys_of_documents_that_ended_stay_as_they_are():
+    """Moved by reflections of other documents they grew beyond all numbers, and gradients were NaN."""
+    mixer = PathAttention(8, heads=1, rngs=nnx.Rngs(0))
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 6 * path.CHUNK, 8)), jnp.float32)
+    ends = path.CHUNK + 2
+    ctx = context(((1, ends), *((2 + i, 3) for i in range((x.shape[1] - ends) // 3)), (999, (x.shape[1] - ends) % 3)))
+
+    @jax.jit
+    def keys(x: jax.Array, ctx: Context) -> jax.Array:
+        return mixer(x, ctx, mixer.init_state(1, x.shape[1], x.dtype))[1].past.keys[:, :ends]
+
+    alone = jax.tree.map(lambda array: array[:, :ends], ctx)
+    np.testing.assert_allclose(keys(x, ctx), keys(x[:, :ends], alone), rtol=1e-4, atol=1e-4)
