@@ -23,7 +23,7 @@ import pallas_kernels
 from attnlab.errors import UserError
 from attnlab.functional import ring
 from attnlab.functional.precision import wide_dtype
-from pallas_kernels import Softmax, WeightMap
+from pallas_kernels import Softmax, WeightMap, packing
 from pallas_kernels.ledger import Ledger
 
 SEQUENCE = 'sequence'
@@ -266,12 +266,17 @@ def attention(
     some of the keys that do not combine, a bias, a pair of segments. `choices` says which, and why.
 
     Raises `UserError` for sinks, for a window or slopes that look ahead, and, where keys are gathered, for forget gates
-    with other weights than a softmax without cap and sink.
+    with other weights than a softmax without cap and sink; for forget gates that are not causal.
     """
     if sinks:
         raise UserError('attention with sinks has no form that divides time: config.mesh.sequence must be 1')
     if not causal and (window is not None or slopes is not None):
         raise UserError('attention to both sides of a window has no form that divides time: mesh.sequence must be 1')
+    if log_forget is not None and (not causal or isinstance(segments, tuple)):
+        raise UserError('attention with forget gates is causal, and has one array of segments')
+    if log_forget is not None and segments is not None:
+        # A document is a run of equal segments then, as gates are summed within it: a number may come again.
+        segments = _runs(segments)
     count, t = jax.lax.axis_size(SEQUENCE), q.shape[1]
     window = None if window is None or window >= count * t else window
     reached = count if window is None else min(count, 1 - (1 - window) // t)
@@ -321,6 +326,13 @@ def attention(
         sink_scores=sink_scores,
         implementation=implementation,
     )
+
+
+def _runs(segments: Int[Array, 'b t']) -> Int[Array, 'b t']:
+    """This device's tokens by the runs of equal segments of the whole row."""
+    t = segments.shape[1]
+    whole = packing.runs(jax.lax.all_gather(segments, SEQUENCE, axis=1, tiled=True))
+    return jax.lax.dynamic_slice_in_dim(whole, jax.lax.axis_index(SEQUENCE) * t, t, axis=1)
 
 
 def _bytes(x: Array) -> int:

@@ -220,6 +220,14 @@ RINGS = {
     'a window over several devices': Call(
         cores.attention, GROUPS | {'log_forget': fading('forget', B, T, H)}, {'segments': DOCUMENTS, 'window': 4}
     ),
+    'a ring that forgets, of a document whose number comes again': Call(
+        cores.attention, GROUPS | {'log_forget': fading('forget', B, T, H)}, {'segments': DOCUMENTS % 2}
+    ),
+    'a window that forgets, of a document whose number comes again': Call(
+        cores.attention,
+        GROUPS | {'log_forget': fading('forget', B, T, H)},
+        {'segments': DOCUMENTS % 2, 'window': T - 1},
+    ),
     'a ring of a counting softmax': Call(
         cores.attention, GROUPS, {'weights': ScalableSoftmax(), 'segments': DOCUMENTS}
     ),
