@@ -45,7 +45,7 @@ FROM_ZERO = frozenset(
 IMPLEMENTATIONS = (*dispatch.PREFERENCE, *dispatch.LIBRARIES, *dispatch.ALTERNATIVES)
 """What a parameter called `implementation` may be: the names of forms of a core."""
 
-MESH = frozenset({'data', 'fsdp', 'sequence', 'tensor'})
+MESH = frozenset({'data', 'expert', 'fsdp', 'sequence', 'tensor'})
 """Axes of a mesh, one of which may be -1."""
 
 
@@ -69,8 +69,13 @@ def parameters(target: Callable[..., Any]) -> dict[str, Parameter]:
 
 def members(kind: Any) -> tuple[Any, ...]:
     """The types a hint admits: `int | None` gives (int, NoneType), `tuple[int, ...]` gives (tuple,)."""
+    return tuple(typing.get_origin(k) or k for k in _whole_members(kind))
+
+
+def _whole_members(kind: Any) -> tuple[Any, ...]:
+    """The same with what they are made of: `tuple[int, ...] | None` gives (tuple[int, ...], NoneType)."""
     union = typing.get_origin(kind) in (typing.Union, types.UnionType)
-    return tuple(typing.get_origin(k) or k for k in (typing.get_args(kind) if union else (kind,)))
+    return typing.get_args(kind) if union else (kind,)
 
 
 def check_names(path: str, given: Iterable[str], taken: Iterable[str]) -> None:
@@ -92,6 +97,30 @@ def check_type(path: str, value: Any, kind: Any) -> None:
             raise UserError(f'{path} is {value!r}; it must be {" or ".join(map(repr, typing.get_args(kind)))}')
     elif not any(_admits(member, value) for member in admitted):
         raise UserError(f'{path} is {value!r}, of type {type(value).__name__}; it must be {_wanted(value, admitted)}')
+    elif type(value) is tuple:
+        _check_elements(path, value, kind)
+
+
+def _check_elements(path: str, value: tuple[Any, ...], kind: Any) -> None:
+    """Raises `UserError` for a tuple that is of none of the kinds of tuples that `kind` admits, naming an element."""
+    each = [typing.get_args(member) for member in _whole_members(kind) if typing.get_origin(member) is tuple]
+    known = [args[:1] * len(value) if args[1:] == (...,) else args for args in each]
+    if not known:
+        return
+    fitting = [args for args in known if len(args) == len(value)]
+    if not fitting:
+        counts = ' or '.join(str(len(args)) for args in known)
+        raise UserError(f'{path} is {value!r}, of {len(value)} elements; it must have {counts}')
+    refused: list[UserError] = []
+    for args in fitting:
+        try:
+            for place, (element, wanted) in enumerate(zip(value, args, strict=True)):
+                check_type(f'{path}[{place}]', element, wanted)
+        except UserError as error:
+            refused.append(error)
+        else:
+            return
+    raise refused[0]
 
 
 def _admits(kind: Any, value: Any) -> bool:

@@ -10,6 +10,7 @@ import functools
 import importlib
 import importlib.machinery
 import importlib.metadata
+import inspect
 import pathlib
 import sys
 from typing import Any
@@ -96,6 +97,8 @@ def named(path: str, where: str) -> Any:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f'{where} is {path!r}, which cannot be imported: {error}') from error
+    if inspect.isabstract(found):
+        raise UserError(f'{where} names {path}, of which there are kinds, and none in general; name one of them')
     if not is_part(found) or found.__module__.partition('.')[0] != package:
         raise UserError(
             f'{where} names {path}, which no config may call: it is no nnx.Module and no dataclass of {package}'

@@ -54,7 +54,8 @@ class Mahalanobis:
         means = np.stack([features[labels == label].mean(axis=0) for label in classes])
         centred = features - means[places]
         covariance = centred.T @ centred / len(features)
-        ridge = RIDGE * np.trace(covariance) / len(covariance)
+        # Of classes of one example each nothing is known of how they spread: distances are as they are.
+        ridge = RIDGE * (np.trace(covariance) / len(covariance) or 1.0)
         return cls(means, np.linalg.inv(covariance + ridge * np.eye(len(covariance))))
 
     def score(self, features: Float[np.ndarray, 'b d']) -> Float[np.ndarray, 'b']:

@@ -14,11 +14,6 @@ from attnlab.evals.measured import NORMAL, RESAMPLES, Measured
 Numbers = np.ndarray
 
 
-def best(rates: Numbers, values: Numbers) -> float:
-    """The least value: what one lucky trial reaches."""
-    return float(values.min())
-
-
 def top_quarter(rates: Numbers, values: Numbers) -> float:
     """The median of the best quarter of the trials, at least one."""
     return float(np.median(np.sort(values)[: math.ceil(len(values) / 4)]))

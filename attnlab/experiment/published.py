@@ -81,7 +81,7 @@ def verdict(published: Published, ours: Measured, failed: int = 0) -> Verdict:
     """Compares a published number with ours.
 
     They agree where our interval, widened by the paper's own spread, holds the published value; with a bound, where all
-    of the interval lies on the right side, to within that spread; one that reaches across a bound decides nothing. One
+    of the interval lies on the right side, to within that spread; one that reaches across that decides nothing. One
     seed has no interval, and two have only a range: they agree with the number itself, and decide nothing else. A
     changed protocol makes them not comparable, whatever the numbers, and so do seeds that `failed`: the others do not
     show it.
@@ -104,7 +104,8 @@ def verdict(published: Published, ours: Measured, failed: int = 0) -> Verdict:
     }[published.direction]
     if agrees:
         return Verdict('agrees')
-    if published.direction != 'equal' and low < value < high:
+    edge = {'equal': math.nan, 'at least': value - spread, 'at most': value + spread}[published.direction]
+    if low <= edge <= high:
         return Verdict('not comparable', 'our interval reaches across the bound')
     why = f'; best guess: {published.guess}' if published.guess else ''
     return Verdict('differs', f'by {difference}{why}')

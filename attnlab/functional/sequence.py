@@ -272,11 +272,11 @@ def attention(
         raise UserError('attention with sinks has no form that divides time: config.mesh.sequence must be 1')
     if not causal and (window is not None or slopes is not None):
         raise UserError('attention to both sides of a window has no form that divides time: mesh.sequence must be 1')
-    if log_forget is not None and (not causal or isinstance(segments, tuple)):
-        raise UserError('attention with forget gates is causal, and has one array of segments')
-    if log_forget is not None and segments is not None:
+    if log_forget is not None:
+        if not causal or isinstance(segments, tuple):
+            raise UserError('attention with forget gates is causal, and has one array of segments')
         # A document is a run of equal segments then, as gates are summed within it: a number may come again.
-        segments = _runs(segments)
+        segments = None if segments is None else _runs(segments)
     count, t = jax.lax.axis_size(SEQUENCE), q.shape[1]
     window = None if window is None or window >= count * t else window
     reached = count if window is None else min(count, 1 - (1 - window) // t)

@@ -15,7 +15,7 @@ from attnlab.config import build
 from attnlab.errors import UserError
 from attnlab.train.checkpoint import Checkpoints, copy
 from attnlab.train.metrics_file import METRICS
-from attnlab.train.run import differences, has_begun, saved_config
+from attnlab.train.run import differences, has_begun, newest_checkpoint, saved_config
 from attnlab.train.saved import steps_in
 from attnlab.train.schedule import in_steps
 from attnlab.train.setup import TRACELESS
@@ -80,10 +80,20 @@ class Fork:
     def copy_into(self, workdir: pathlib.Path) -> None:
         """Copies the checkpoint and the metrics, unless the work directory has a checkpoint already.
 
-        Raises `UserError` where the checkpoint cannot be read or written, which then is not there at all.
+        Raises `UserError` where the checkpoint cannot be read or written, which then is not there at all, and for a
+        copy of another step, which an earlier start did not come to record.
         """
         folder = workdir / 'checkpoints'
-        if steps_in(folder):
+        if there := steps_in(folder):
+            if (
+                self.step not in there
+                and there[-1] <= newest_checkpoint(self.run)
+                and not (workdir / 'run.json').exists()
+            ):
+                raise UserError(
+                    f'{workdir} has checkpoint {there[-1]}, and no run.json that says where it is from: go on from it '
+                    f'with --from_step={there[-1]} or without --from, put run.json back, or choose another --workdir'
+                )
             return
         files.write(workdir / METRICS, files.read_text(self.run / METRICS))
         place = folder / str(self.step)
@@ -106,17 +116,20 @@ def forked_config(run: pathlib.Path, workdir: pathlib.Path | None = None) -> Con
 
     Where `run` is gone and its fork in `workdir` has begun, that of the fork.
 
-    Raises `UserError` for a folder that is not a run.
+    Raises `UserError` for a folder that is not a run, or whose config is damaged.
     """
     path = run / 'config.json'
     if not path.exists():
         if workdir is not None and has_begun(workdir):
             return saved_config(workdir)
         raise UserError(f'--from is {run}, which is not a run: it holds no config.json')
-    config = configs.load(path)
-    schedule = config.optimizer.schedule
-    with config.unlocked():
-        schedule.warmup = float(in_steps('warmup', schedule.warmup, config.steps))
+    config = saved_config(run)
+    try:
+        schedule = config.optimizer.schedule
+        with config.unlocked():
+            schedule.warmup = float(in_steps('warmup', schedule.warmup, config.steps))
+    except (AttributeError, LookupError, TypeError) as error:
+        raise UserError(f'{path} is damaged: {type(error).__name__}: {error}; put back a copy of it') from error
     return config
 
 

@@ -14,12 +14,12 @@ import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
-from tensorboardX import SummaryWriter
 
 from attnlab import files
 from attnlab.errors import optional
 from attnlab.metrics import bits
 from attnlab.tables import visible
+from attnlab.train.events import Events
 from attnlab.train.hardware import hardware
 from attnlab.train.metrics_file import (
     METRICS,
@@ -93,7 +93,11 @@ class Report:
             for lost in mend(workdir / SPEED)[1]:
                 self.say(lost)
             self._events = self._open_events(start if start or aside else None)
+            if self._events is not None:
+                self._closing.callback(self._events.close)
             self._wandb = self._open_wandb()
+            if self._wandb is not None:
+                self._closing.callback(self._wandb.finish)
 
     def step(self, number: int, metrics: Mapping[str, Any], learning_rate: float) -> None:
         """Adds the metrics of one finished step; writes a line every `settings.every` steps."""
@@ -129,11 +133,6 @@ class Report:
 
     def close(self) -> None:
         """Closes every file and the bar."""
-        if self.writes:
-            if self._events is not None:
-                self._events.close()
-            if self._wandb is not None:
-                self._wandb.finish()
         self._closing.close()
 
     def _write_line(self, number: int, learning_rate: float) -> None:
@@ -158,8 +157,7 @@ class Report:
         append_line(self._workdir / file, {'step': number} | dict(numbers))
         named = {f'{prefix}{name}': value for name, value in numbers.items()}
         if self._events is not None:
-            for name, value in named.items():
-                self._events.add_scalar(name, value, number)
+            self._events.write(number, named)
         if self._wandb is not None:
             self._wandb.log(named, step=number)
 
@@ -170,11 +168,11 @@ class Report:
             return None
         return tokens_per_second * self._flops_per_token / (device.flops * jax.device_count())
 
-    def _open_events(self, after: int | None) -> SummaryWriter | None:
+    def _open_events(self, after: int | None) -> Events | None:
         """The writer of events; those of steps after `after` that are there already are hidden."""
         if not self.settings.tensorboard:
             return None
-        return SummaryWriter(str(self._workdir), purge_step=None if after is None else after + 1)
+        return Events(self._workdir, purge=None if after is None else after + 1)
 
     def _open_wandb(self) -> Any:
         if self.settings.wandb is None:
@@ -242,8 +240,10 @@ def evaluation_line(numbers: Mapping[str, float]) -> str:
 
 def means(sums: Mapping[str, float]) -> dict[str, float]:
     """The means of a line of metrics, from totals and counts summed over steps."""
+    # The loss of no labels at all is a mean of nothing.
+    labels = sums['loss.count']
     line = {
-        'train/loss': sums['loss.total'] / sums['loss.count'],
+        'train/loss': sums['loss.total'] / labels if labels else math.nan,
         'train/grad_norm': sums['grad_norm'] / sums['steps'],
     }
     if sums.get('byte_loss.count'):

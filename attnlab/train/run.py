@@ -51,6 +51,10 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
     return config
 
 
+KINDS: dict[str, type] = {'data': dict, 'from': dict, 'start': dict, 'made_before': list}
+"""What the record of a start holds under some names, where it has them."""
+
+
 def starts(workdir: pathlib.Path) -> list[dict[str, Any]]:
     """The record of each start of a run, oldest first; empty where it was never started.
 
@@ -64,6 +68,11 @@ def starts(workdir: pathlib.Path) -> list[dict[str, Any]]:
     records = found.get('starts') if isinstance(found, dict) else None
     if not isinstance(records, list) or not records or not all(isinstance(item, dict) for item in records):
         raise UserError(f'{path} is damaged: it has no list of starts; {remedy}')
+    for name, kind in KINDS.items():
+        if wrong := [record[name] for record in records if not isinstance(record.get(name, kind()), kind)]:
+            raise UserError(f'{path} is damaged: {name} of a start is {wrong[0]!r:.40}; {remedy}')
+    if any(type(record.get('from', {}).get('step', 0)) is not int for record in records):
+        raise UserError(f'{path} is damaged: the step that a start is from is no whole number; {remedy}')
     if lacking := sorted(FACTS - records[-1].keys()):
         raise UserError(f'{path} is damaged: its last start lacks {", ".join(lacking)}; {remedy}')
     return records

@@ -9,6 +9,7 @@ is a hundred steps, `1` is one step.
 
 import abc
 import dataclasses
+import math
 from collections.abc import Callable
 
 import jax
@@ -188,7 +189,7 @@ def _progress(step: jax.Array, start: int, end: int) -> jax.Array:
 
 def in_steps(name: str, duration: float, steps: int) -> int:
     """A duration in steps. Raises `UserError` for one that is neither a fraction nor a whole number of steps."""
-    if duration < 0 or (duration >= 1 and duration != int(duration)):
+    if not 0 <= duration < math.inf or (duration >= 1 and duration != int(duration)):
         raise UserError(
             f'{name} is {duration}; it must be a fraction of the run from 0 to below 1, or a whole number of steps'
         )

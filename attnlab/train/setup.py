@@ -432,8 +432,8 @@ def prepare(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> 
     check_keys(config, KEYS, OPTIONAL, 'a run config')
     built = {name: build(value, f'config.{name}') for name, value in config.items()}
     for name in ('steps', 'batch_size', 'accumulate', 'length'):
-        if type(built[name]) is not int or built[name] < 1:
-            raise UserError(f'config.{name} is {built[name]!r}; it must be a whole number of at least 1')
+        if type(built[name]) is not int or not 1 <= built[name] < 2**31:
+            raise UserError(f'config.{name} is {built[name]!r}; it must be a whole number of at least 1, below 2^31')
     rows = built.get('rows_at_once')
     if rows is not None and (type(rows) is not int or rows < 1):
         raise UserError(f'config.rows_at_once is {rows!r}; it must be a whole number of at least 1, or None')

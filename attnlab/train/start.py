@@ -37,13 +37,17 @@ class FromRun:
     step: int | None = None
 
     def check(self, abstract: TrainState) -> None:
-        """Raises `UserError` where the checkpoint does not exist or does not fit; reads no parameters."""
+        """Raises `UserError` where the checkpoint does not exist, is damaged or does not fit; reads no parameters."""
         steps = steps_in(self._folder)
         if not steps or (self.step is not None and self.step not in steps):
             wanted = 'checkpoint' if self.step is None else f'checkpoint of step {self.step}'
             raise UserError(f'config.start.run is {self.run}, which has no {wanted}')
-        with self._checkpoints() as checkpoints:
-            step = steps[-1] if self.step is None else self.step
+        # Of damage it is said where the checkpoint is read.
+        with contextlib.closing(Checkpoints(self._folder, notify=lambda line: None)) as checkpoints:
+            step = checkpoints.newest() if self.step is None else self.step
+            if step is None:
+                raise UserError(f'config.start.run is {self.run}, which has no checkpoint')
+            checkpoints.check_whole(step)
             checkpoints.check_structure(step, self._stored(self._taken(abstract)))
 
     def settled(self, step: int | None) -> 'FromRun':

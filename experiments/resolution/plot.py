@@ -28,7 +28,7 @@ def figure(rows):
                 if not way.startswith('factor'):
                     label = name if way == 'as it is' else f'{name}, {way}'
                     axis.plot(*curve(chosen[name], way), dash, color=look.colour, marker=look.marker, ms=4, label=label)
-        axis.set(title=title, xlabel='pixels on a side', ylabel='accuracy', ylim=(0, 1.03), xlim=(6, 70))
+        axis.set(title=title, xlabel='pixels on a side', ylabel='accuracy', ylim=(0, 1.03))
         axis.legend(frameon=False, fontsize=7, loc='right')
     last = chosen['embedding_free']
     for way, dash in zip(ways(last), DASHES, strict=False):

@@ -121,3 +121,11 @@ def test_agreement_by_hand():
     entropy = -(0.9 * np.log(0.9) + 0.1 * np.log(0.1))
     np.testing.assert_allclose(agreement(members), [entropy - np.log(2), 0], atol=1e-12)
     np.testing.assert_allclose(np.exp(mean_logits(members)), 0.5)
+
+
+def test_classes_of_one_example_each_have_the_distances_of_the_features():
+    features = np.random.default_rng(0).standard_normal((2, 4))
+    fitted = Mahalanobis.fitted(features, np.arange(2))
+    distance = np.sum((features[0] - features[1]) ** 2)
+    found = fitted.score(np.stack([features[0], 2 * features[1] - features[0]]))
+    np.testing.assert_allclose(found * scores.RIDGE, [0, -0.5 * distance], rtol=1e-6, atol=1e-6)

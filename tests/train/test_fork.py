@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from attnlab.cli import main
 from attnlab.config import spec
 from attnlab.data.text.tokenizers import TrainedBytePairs
 from attnlab.errors import UserError
-from attnlab.train import loop
+from attnlab.train import launch, loop
 from attnlab.train.fork import Fork, forked_config
 from attnlab.train.fork import fork as fork_of
 from attnlab.train.optimizer import Override
@@ -223,6 +224,20 @@ def test_a_fork_of_a_damaged_checkpoint_is_refused_and_nothing_is_left(corpus, t
     assert main(['train', f'--from={short}', f'--workdir={fork}', '--config.steps=8']) == 2
     assert f'checkpoint 4 in {short / "checkpoints"} is damaged: SHA256SUMS is missing' in capsys.readouterr().err
     assert not fork.exists()
+
+
+def test_a_copy_that_was_not_recorded_is_not_recorded_as_of_another_step(corpus, tmp_path, capsys, monkeypatch):
+    run, fork = tmp_path / 'run', tmp_path / 'fork'
+    assert train(run, corpus, 'steps=8') == 0
+    again = ['train', f'--from={run}', f'--workdir={fork}', '--config.steps=12']
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(launch.run, 'record', lambda *given: sys.exit(9))
+        main([*again, '--from_step=4'])
+    capsys.readouterr()
+    assert main([*again, '--from_step=8']) == 2
+    assert f'{fork} has checkpoint 4, and no run.json that says where it is from: go on' in capsys.readouterr().err
+    assert main([*again, '--from_step=4']) == 0
+    assert starts(fork)[0]['from']['step'] == 4
 
 
 def starts(workdir):

@@ -1,13 +1,16 @@
+import errno
 import io
 import json
 import math
 import re
+import struct
 import sys
 import types
 
 import jax
 import pytest
 from rich.console import Console
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from attnlab.errors import UserError
 from attnlab.tables import plain_console
@@ -146,12 +149,12 @@ def test_events_of_steps_that_are_taken_again_are_hidden(tmp_path, monkeypatch, 
         (tmp_path / 'metrics.jsonl').write_text('{"step": 2, "train/loss": 1.0}\n')
     opened = []
 
-    class Recorded(train_report.SummaryWriter):
-        def __init__(self, folder, purge_step):
-            opened.append(purge_step)
-            super().__init__(folder, purge_step=purge_step)
+    class Recorded(train_report.Events):
+        def __init__(self, folder, *, purge):
+            opened.append(purge)
+            super().__init__(folder, purge=purge)
 
-    monkeypatch.setattr(train_report, 'SummaryWriter', Recorded)
+    monkeypatch.setattr(train_report, 'Events', Recorded)
     settings = {'start': start, 'steps': 10, 'tokens_per_step': 8, 'flops_per_token': None}
     Report(tmp_path, Reporting(every=2), **settings, console=Console(file=io.StringIO())).close()
     assert opened == [purged]
@@ -249,3 +252,42 @@ def test_the_share_of_the_peak_that_is_used_is_shown_where_the_peak_is_known(tmp
     used = 0.4 / jax.device_count()
     assert read_lines(tmp_path / 'speed.jsonl') == [{'step': 2, 'tokens_per_second': 4.0, 'mfu': used}]
     assert f'4 tok/s {used:.1%} MFU' in re.sub(r'\x1b\[[\d;?]*\w', '', shown.getvalue())
+
+
+def test_a_line_whose_steps_had_no_labels_has_no_loss(tmp_path):
+    writer = report(tmp_path, every=1)
+    writer.step(1, metrics(1.0) | {'loss.total': 0.0, 'loss.count': 0.0}, 0.5)
+    writer.step(2, metrics(3.0), 0.5)
+    writer.close()
+    first, second = read_lines(tmp_path / 'metrics.jsonl')
+    assert math.isnan(float(first['train/loss'])) and second['train/loss'] == 3.0
+
+
+def test_a_full_disk_is_an_error_of_the_step_that_meets_it(tmp_path):
+    """Events are written where they are made: a thread that died of it was waited for."""
+    events = train_report.Events(tmp_path)
+
+    def full(event):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    events._writer.write_event = full
+    with pytest.raises(OSError, match='No space left'):
+        events.write(1, {'loss': 1.0})
+    events.close()
+
+
+def test_events_are_those_that_tensorboard_reads(tmp_path):
+    events = train_report.Events(tmp_path, purge=3)
+    events.write(4, {'train/loss': 0.5, 'train/grad_norm': 2.0})
+    events.close()
+    (path,) = tmp_path.glob('events.out.tfevents.*')
+    content, found = path.read_bytes(), []
+    while content:
+        (length,) = struct.unpack('<Q', content[:8])
+        found.append(Event.FromString(content[12 : 12 + length]))
+        content = content[16 + length :]
+    assert [each.step for each in found] == [0, 3, 4, 4] and found[1].session_log.status == SessionLog.START
+    assert [(value.tag, value.simple_value) for each in found[2:] for value in each.summary.value] == [
+        ('train/loss', 0.5),
+        ('train/grad_norm', 2.0),
+    ]

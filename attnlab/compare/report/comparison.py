@@ -14,7 +14,7 @@ from attnlab import config as configs
 from attnlab.compare.baselines import Baselines, trivial_scores
 from attnlab.compare.costs import matched_cost, shown_size
 from attnlab.compare.equality import unmatched
-from attnlab.compare.intervals import area, best, expected_best, over_trials, top_quarter
+from attnlab.compare.intervals import area, expected_best, over_trials, top_quarter
 from attnlab.compare.measures import measure
 from attnlab.compare.report.opening import Opening, Scored
 from attnlab.compare.runs import SHOWN, task_name
@@ -53,6 +53,11 @@ class Point:
     steps: int = 0
     even: float | None = None
     noise: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it came to its end, with a value."""
+        return self.state == 'done' and self.value is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +98,9 @@ class StudyResult:
         """Best, expected best, top quarter, area under the learning-rate curve and, where there is one, the
         confirmation.
 
-        A failed trial counts as the worst of those that did not fail, a pruned one with its value when it was pruned;
-        the area uses values at one step, the last that all trials reached, and the worst of these. A confirmation of
+        Best is the best of those that came to their end, as it is of the study, and of all where none did. Otherwise a
+        failed trial counts as the worst of those that did not fail, a pruned one with its value when it was pruned; the
+        area uses values at one step, the last that all trials reached, and the worst of these. A confirmation of
         which a run failed is the mean of the others, without an interval. Intervals over trials have the noise of the
         finite test set where it is known of every trial; a failed one has the greatest.
         """
@@ -103,11 +109,12 @@ class StudyResult:
             return {}
         rates = [point.rate for point in self.points]
         values = _with_worst([point.value for point in self.points], sign)
+        ended = [value for value, point in zip(values, self.points, strict=True) if point.ended] or values
         even = _with_worst(
             [point.value if None in (point.value, point.even) else point.even for point in self.points], sign
         )
         found = {
-            'best': Measured(best(np.asarray(rates), np.asarray(values)), None, None, 1, 'one'),
+            'best': Measured(min(ended), None, None, 1, 'one'),
             'expected best': over_trials(expected_best, rates, values, self._noise),
             'top quarter': over_trials(top_quarter, rates, values, self._noise),
         }

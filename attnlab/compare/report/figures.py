@@ -263,11 +263,13 @@ def progress_plots(contents: Contents) -> list[Plot]:
 
 
 def _best_so_far(row: StudyResult) -> list[float | str]:
+    counted = [point for point in row.points if point.ended] or row.points
     found: list[float | str] = []
     best: float | None = None
     for point in row.points:
-        if point.value is not None and (best is None or (point.value < best) == (row.goal == 'min')):
-            best = point.value
+        if point in counted and point.value is not None:
+            better = best is None or (point.value < best) == (row.goal == 'min')
+            best = point.value if better else best
         found.append('' if best is None else best)
     return found
 

@@ -6,7 +6,9 @@ device: a report on a laptop adds to what a cluster measured, and takes nothing 
 
 import dataclasses
 import pathlib
+import types
 from collections.abc import Mapping
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -44,9 +46,27 @@ def read_measured(folder: pathlib.Path) -> dict[str, DeviceCost]:
     remedy = 'delete it: what was measured is measured again'
     kept = read_json(path, remedy)
     try:
-        return {device: DeviceCost(**numbers) for device, numbers in kept.items()}
+        return {device: _cost(numbers) for device, numbers in kept.items()}
     except (AttributeError, TypeError) as error:
         raise UserError(f'{path} is damaged: {error}; {remedy}') from error
+
+
+KINDS: dict[str, tuple[type, ...]] = {
+    'decode_ms': (float, int, types.NoneType),
+    'peak_bytes': (int, types.NoneType),
+    'python': (str,),
+    'packages': (dict,),
+}
+
+
+def _cost(numbers: Any) -> DeviceCost:
+    """What is kept of a device. Raises TypeError for what is of another kind."""
+    if not isinstance(numbers, dict) or numbers.keys() != KINDS.keys():
+        raise TypeError(f'a device has {numbers!r:.40}')
+    for name, kinds in KINDS.items():
+        if type(numbers[name]) not in kinds:
+            raise TypeError(f'{name} is {numbers[name]!r:.40}')
+    return DeviceCost(**numbers)
 
 
 def measure_here(folder: pathlib.Path, config: ConfigDict) -> None:
@@ -91,4 +111,4 @@ def shared_device(kept: list[Mapping[str, DeviceCost]], ran_on: Mapping[str, int
 
 def shown_versions(measured: DeviceCost) -> str:
     """Where the numbers come from, in a line."""
-    return f'Python {measured.python}, jax {measured.packages["jax"]}, attnlab {measured.packages["attnlab"]}'
+    return f'Python {measured.python}, jax {measured.packages.get("jax")}, attnlab {measured.packages.get("attnlab")}'

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import hashlib
 import pathlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,8 +32,8 @@ class TextFiles(Corpus):
     Attributes:
       path: a file, or a folder that is searched with `pattern`.
       pattern: which files of a folder, as in `**/*.txt`; not used where `path` is a file.
-      separator: what ends a document inside a file and stays part of it, `\\n\\n` for a blank line; `None`: one per
-        file.
+      separator: what ends a document inside a file and stays part of it, two newlines for a blank line (in a shell
+        `$'\\n\\n'`); `None`: one per file.
       encoding: `utf-8`, checked, or `bytes` for content of any kind.
       valid_fraction: how much of the corpus goes to `valid`, above 0 and below 1.
       valid_path: a file or folder that is the validation split; what else is at `path` is then `train`. Where both are
@@ -55,6 +56,11 @@ class TextFiles(Corpus):
             raise UserError(f'valid_fraction of TextFiles is {self.valid_fraction}; it must be above 0 and below 1')
         if self.separator == '':
             raise UserError('separator of TextFiles is empty; None makes every file one document')
+        if self.separator is not None and (spelled := re.search(r'\\[nrt]', self.separator)) is not None:
+            raise UserError(
+                f'separator of TextFiles has a backslash and the letter {spelled[0][1]}, not what they stand for; '
+                f"a shell passes that as --config.task.text.separator=$'{self.separator}'"
+            )
 
     @property
     def splits(self) -> tuple[str, ...]:

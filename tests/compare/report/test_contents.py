@@ -191,7 +191,19 @@ def test_a_study_is_measured_once_and_again_when_asked(study, tmp_path, clock):
     assert read_measured(one)[HERE].packages['jax']
 
 
-@pytest.mark.parametrize('text', ['{', '[1]', '{"cpu": 3}', '{"cpu": {"decode": 1}}'])
+WHOLE = {'decode_ms': 1.5, 'peak_bytes': 3, 'python': '3.13.0', 'packages': {'jax': '0.12'}}
+
+
+@pytest.mark.parametrize(
+    'text',
+    [
+        '{',
+        '[1]',
+        '{"cpu": 3}',
+        '{"cpu": {"decode": 1}}',
+        *(json.dumps({'cpu': WHOLE | {name: 'fast' if name != 'python' else 3}}) for name in WHOLE),
+    ],
+)
 def test_costs_that_are_damaged_are_named(tmp_path, text):
     (tmp_path / 'measured.json').write_text(text)
     with pytest.raises(
