@@ -1,7 +1,6 @@
 """Lower bounds of forget gates that rise from layer to layer."""
 
 import math
-from collections.abc import Sequence as Shape
 from typing import Literal
 
 import jax
@@ -37,8 +36,8 @@ class RisingBound(Module):
       rngs: draws nothing.
     """
 
-    def __init__(self, shape: Shape[int], *, axes: Shape[str | None], rngs: nnx.Rngs):
-        self.logits = param(nnx.initializers.zeros, tuple(shape), axes=axes, group='vector', rngs=rngs)
+    def __init__(self, shape: tuple[int, ...], *, axes: tuple[str | None, ...], rngs: nnx.Rngs):
+        self.logits = param(nnx.initializers.zeros, shape, axes=axes, group='vector', rngs=rngs)
         self.bounds = buffer(jnp.zeros(shape), axes=axes)
 
 
@@ -50,7 +49,7 @@ def rising_bounds(logits: Float[Array, 'l ...']) -> Float[Array, 'l ...']:
 
 
 def lower_bound(
-    name: str, kind: BoundKind, number: float, shape: Shape[int], *, axes: Shape[str | None], rngs: nnx.Rngs
+    name: str, kind: BoundKind, number: float, shape: tuple[int, ...], *, axes: tuple[str | None, ...], rngs: nnx.Rngs
 ) -> float | RisingBound:
     """Returns the bound of the part called `name`: the number, or one learned for channels of this shape.
 

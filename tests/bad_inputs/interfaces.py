@@ -279,7 +279,7 @@ KERNELS = {
         lambda: loss(LABELS - 6, implementation='reference'),
         'labels has entries from -6 to -4; expected 0 to 4',
     ),
-    'cap negative': (lambda: loss(soft_cap=-1.0), 'soft_cap is -1.0; expected a positive number'),
+    'cap negative': (lambda: loss(soft_cap=-1.0), 'soft_cap is -1.0; expected a positive, finite number'),
     'cap not a number': (lambda: loss(soft_cap=float('nan')), 'soft_cap is nan; expected a number'),
     'cap differentiated': (lambda: jax.grad(lambda cap: loss(soft_cap=cap).sum())(9.0), 'soft_cap is traced by JAX'),
     'weight of a word': (lambda: loss(z_loss='a'), "z_loss is 'a', of type str; expected a number"),

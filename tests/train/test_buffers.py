@@ -111,3 +111,19 @@ def test_the_model_of_a_run_has_its_buffers(setup, stepped):
         buffer(jnp.zeros(3), axes=('width',))
     with pytest.raises(ValueError, match=r'axes \(\) name 0 dimensions; the shape \(3,\) has 1'):
         buffer(jnp.zeros(3), axes=())
+
+
+@pytest.mark.parametrize('lost', ['state', 'state/_METADATA', 'state/manifest.ocdbt'])
+def test_a_start_passes_a_damaged_checkpoint_over_before_it_is_read(setup, stepped, tmp_path, capsys, lost):
+    _, state = stepped
+    checkpoints = Checkpoints(tmp_path / 'checkpoints')
+    for step in (1, 2):
+        checkpoints.save(step, state, {'step': step, 'sums': {}})
+    checkpoints.close()
+    path = tmp_path / 'checkpoints' / '2' / lost
+    path.rename(tmp_path / 'lost')
+    start = FromRun(str(tmp_path))
+    start.check(setup.abstract)
+    assert start.settled(None).step == 1 and 'checkpoint 2 is damaged' in capsys.readouterr().err
+    with pytest.raises(UserError, match=r'checkpoint 2 in .* is damaged'):
+        FromRun(str(tmp_path), step=2).check(setup.abstract)

@@ -189,6 +189,7 @@ def test_a_text_too_short_for_a_window(tmp_path):
         ({'valid_fraction': 0.0}, 'valid_fraction of TextFiles is 0.0; it must be above 0 and below 1'),
         ({'valid_fraction': 1.5}, 'valid_fraction'),
         ({'separator': ''}, 'separator of TextFiles is empty'),
+        ({'separator': '\\n\\n'}, r"has a backslash and the letter n, .*separator=\$'\\n\\n'"),
     ],
 )
 def test_arguments_that_cannot_be(arguments, message):
