@@ -29,6 +29,8 @@ def figure(rows):
                     label = name if way == 'as it is' else f'{name}, {way}'
                     axis.plot(*curve(chosen[name], way), dash, color=look.colour, marker=look.marker, ms=4, label=label)
         axis.set(title=title, xlabel='pixels on a side', ylabel='accuracy', ylim=(0, 1.03))
+        # Room for the legend beside the largest.
+        axis.set_xlim(right=1.46 * axis.dataLim.x1)
         axis.legend(frameon=False, fontsize=7, loc='right')
     last = chosen['embedding_free']
     for way, dash in zip(ways(last), DASHES, strict=False):
