@@ -185,6 +185,9 @@ PIPELINE_HOPPER = 4
 SHARED_MEMORY = 227 * 1024
 """Bytes of shared memory available to a block of threads on Hopper."""
 
+GRID = 65_535
+"""The most blocks along the second and the third axis of CUDA grids; the first takes 2^31 - 1."""
+
 REGISTERS = 232
 """Registers of a thread where two warpgroups compute and a third, with 40, copies."""
 

@@ -258,11 +258,13 @@ def _attention(k: int, v: int, r: int, *, vectors: int, numbers: int, bias: bool
 
 
 def _linear_scan(b: int, t: int, blocks: int, row: int) -> Iterator[Tile]:
-    """Blocks of 8 steps or more, 32 KiB at most of which four are there at a time; up to 8 spans of time."""
-    del b, blocks
+    """Blocks of 8 steps or more, 32 KiB at most of which four are there at a time; up to 8 spans of time, of as many
+    sequences as a grid holds.
+    """
+    del blocks
     for spans in (1, 2, 4, 8):
         for rows in (8, 16, 32, 64, 128):
-            if t % (spans * rows) == 0 and rows * row <= 2**15:
+            if b * spans <= tiling.GRID and t % (spans * rows) == 0 and rows * row <= 2**15:
                 yield tiling.SpanTile(rows=rows, spans=spans)
 
 

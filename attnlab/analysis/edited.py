@@ -13,7 +13,7 @@ from attnlab.analysis.asked import prompts, stacked
 from attnlab.analysis.editing import Edit, Editor, log_probability
 from attnlab.analysis.question import Question
 from attnlab.context import Context
-from attnlab.data.text.tokenizers import load_tokenizer
+from attnlab.data.text.tokenizers import encode_prompt, load_tokenizer
 from attnlab.errors import UserError
 from attnlab.runs.loading import Loaded
 from attnlab.runs.made import check_new, reported, score_table, write_made
@@ -63,7 +63,7 @@ class TextFact:
             )
         tokenizer = load_tokenizer(workdir / TOKENIZER)
         pieces = (self.prompt[:end], self.prompt, self.prompt + self.answer)
-        subject, prompt, whole = (ids.tolist() for ids in tokenizer.encode([piece.encode() for piece in pieces]))
+        subject, prompt, whole = (encode_prompt(tokenizer, piece).tolist() for piece in pieces)
         for name, part in (('subject', subject), ('prompt', prompt)):
             if whole[: len(part)] != part:
                 raise UserError(

@@ -11,7 +11,7 @@ import numpy as np
 
 from attnlab.analysis import statistics
 from attnlab.analysis.question import Question
-from attnlab.blocks.block import mixer_of, steps
+from attnlab.blocks.block import mixer_of, past_prelude, steps
 from attnlab.figures import layer_curves
 from attnlab.mixers.mixer import ReadsWeights
 from attnlab.models.layers import entered, layers
@@ -101,7 +101,7 @@ def _examine(model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.A
         taken = list(steps(block, streams, own))
         mixer = without_storage(mixer_of(block))
         if isinstance(mixer, ReadsWeights):
-            weights, visible = mixer.read_weights(taken[0].normed, ctx)
+            weights, visible = mixer.read_weights(past_prelude(block, 'mixer', taken[0].normed, own), own)
             seen = jnp.broadcast_to(visible[:, None], weights.shape)
             numbers = {
                 'sink_mass': statistics.sink_mass(weights, visible, segments),

@@ -273,6 +273,11 @@ class Stage:
     value: jax.Array
 
 
+def past_prelude(block: nnx.Module, name: BranchName, normed: Sequence, ctx: Context) -> Sequence:
+    """What the module of a branch is called with in a call without a state, of the branch's input (`Step.normed`)."""
+    return _through(getattr(block, f'{name}_prelude', None), normed, ctx, None)[0]
+
+
 def mixer_of(block: nnx.Module) -> Any:
     """The mixer of a block; a class that is itself a complete residual block is its own mixer."""
     return block.mixer if isinstance(block, Block) else block

@@ -114,12 +114,23 @@ class MixersAlone(Layer):
 class WholeLayers(Layer):
     """Specs of complete residual blocks; each counts as `layers` layers if it has that field, else as one.
 
-    `mlp` replaces their channel mixers, if they have any.
+    `mlp` replaces their channel mixers, if they have any. Of a depth that blocks of several layers do not divide, the
+    last has as many as are left; raises `UserError` where there are blocks of several kinds.
     """
 
     def pattern(self, mixers: tuple[ConfigDict, ...], *, depth: int, mlp: ConfigDict | None) -> Pattern:
-        periods = depth // sum(mixer.layers if 'layers' in mixer else 1 for mixer in mixers)
-        return Pattern(max(1, periods) * len(mixers), tuple(_with_mlp(mixer, mlp) for mixer in mixers))
+        layers = [mixer.layers if 'layers' in mixer else 1 for mixer in mixers]
+        blocks = tuple(_with_mlp(mixer, mlp) for mixer in mixers)
+        if set(layers) == {1}:
+            return Pattern(depth, blocks)
+        periods, rest = divmod(depth, sum(layers))
+        if not rest:
+            return Pattern(periods * len(blocks), blocks)
+        if len(blocks) > 1:
+            raise UserError(f'a pattern of {sum(layers)} layers does not divide a depth of {depth}; choose another')
+        last = ConfigDict(blocks[0])
+        last.layers = rest
+        return Pattern(periods + 1, (*blocks * periods, last))
 
 
 def joined(layers: Sequence[Layer]) -> Layer | None:

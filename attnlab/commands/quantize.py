@@ -290,5 +290,8 @@ def _each(values: flags.FlagValues) -> int:
             _how(values),
             step=values.step,
         )
-        compare_runs([workdir, *made], out / 'comparison', printer)
+        as_it_was = [] if values.step is not None or values.ema else [workdir]
+        if not as_it_was:
+            printer.line(f'{workdir} is not compared: it reports its newest step, as it was trained')
+        compare_runs([*as_it_was, *made], out / 'comparison', printer)
     return 0

@@ -87,6 +87,8 @@ def _attention_block(block: nnx.Module, index: int) -> Any:
     others = other_parts(block.mixer)
     if others:
         raise UserError(f'layer {index} is attention with {", ".join(others)}; only plain attention can share weights')
+    if block.mixer_prelude is not None or block.mlp_prelude is not None or getattr(block.mlp, 'remembers', False):
+        raise UserError(f'layer {index} has residual convolutions, which groups of layers that share weights lack')
     return block
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from attnlab.blocks.block import Block, steps
+from attnlab.blocks.block import Block, past_prelude, steps
 from attnlab.data.pipeline import spread
 from attnlab.errors import UserError
 from attnlab.models.layers import entered, layers
@@ -133,7 +133,8 @@ def routings(model: Any, batch: Batch) -> Iterator[tuple[int, Routing]]:
         for taken in steps(block, streams, own):
             streams = taken.streams
             if taken.name == 'mlp' and isinstance(block, Block) and isinstance(block.mlp, MixtureOfExperts):
-                yield index, block.mlp.routing(taken.normed.reshape(-1, taken.normed.shape[-1]))
+                x = past_prelude(block, 'mlp', taken.normed, own)
+                yield index, block.mlp.routing(x.reshape(-1, x.shape[-1]))
 
 
 def _program(setup: Setup) -> Callable[..., dict[int, tuple[jax.Array, jax.Array]]]:

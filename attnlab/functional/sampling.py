@@ -9,6 +9,9 @@ from jaxtyping import Array, Bool, Float, Int
 from attnlab.errors import UserError
 from attnlab.signature import checked_fields
 
+COLDEST = 1e-30
+"""The least temperature that logits are divided by, which would give no numbers; those below take the likeliest."""
+
 
 @checked_fields
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Sampling:
 
     def restricted(self, logits: Float[Array, 'b o']) -> Float[Array, 'b o']:
         """The logits of the distribution; minus infinity for what is not drawn."""
-        if self.temperature == 0.0:
+        if self.temperature < COLDEST:
             return jnp.where(jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1]) > 0, 0.0, -jnp.inf)
         logits = logits / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
@@ -58,7 +61,7 @@ class Sampling:
 
     def draw(self, logits: Float[Array, 'b o'], key: jax.Array) -> Int[Array, ' b']:
         """A token a row."""
-        if self.temperature == 0.0:
+        if self.temperature < COLDEST:
             return jnp.argmax(logits, axis=-1).astype(jnp.int32)
         return jax.random.categorical(key, self.restricted(logits)).astype(jnp.int32)
 

@@ -209,8 +209,9 @@ class HierarchicalGate(Gate):
     def scores(self, x: Float[Array, '*n d'], weight: Float[Array, 'r d']) -> Float[Array, '*n e']:
         """The group's score plus the logarithm of the expert's share of it: their softmax is the product."""
         outer = self.outer.scores(x, weight[: self.groups])
-        inner = self.inner.scores(x, weight[self.groups :]).reshape(*x.shape[:-1], self.groups, -1)
-        return (outer[..., None] + jax.nn.log_softmax(inner, axis=-1)).reshape(*x.shape[:-1], -1)
+        scores = self.inner.scores(x, weight[self.groups :])
+        inner = scores.reshape(*x.shape[:-1], self.groups, scores.shape[-1] // self.groups)
+        return (outer[..., None] + jax.nn.log_softmax(inner, axis=-1)).reshape(scores.shape)
 
     def affinities(self, scores: Float[Array, '*n e']) -> Float[Array, '*n e']:
         """The softmax."""
@@ -350,8 +351,9 @@ class MixtureOfExperts(Module):
                 scores = self.gate.drawn(scores, wide, weight, key)
         affinities = self.gate.affinities(scores)
         real = jnp.ones_like(scores[..., 0], jnp.bool_) if real is None else real
-        # Not `top_k`, for which XLA gathers the rows of all devices.
-        chosen = jnp.argsort(affinities, axis=-1, stable=True, descending=True)[..., : self.active]
+        # Of scores, whose order is that of affinities where these are not all zero. Not `top_k`, for which XLA gathers
+        # the rows of all devices.
+        chosen = jnp.argsort(scores, axis=-1, stable=True, descending=True)[..., : self.active]
         weights = jnp.take_along_axis(affinities, chosen, axis=-1)
         if self.active > 1:
             weights = weights / jnp.sum(weights, axis=-1, keepdims=True)

@@ -27,4 +27,4 @@ def check_groups(heads: int, kv_heads: int) -> None:
 
 def by_head(x: Float[Array, 'b t d'], heads: int) -> Heads:
     """Returns the channels of each of `heads` heads, `b t h k`; `heads` divides the width."""
-    return x.reshape(*x.shape[:2], heads, -1)
+    return x.reshape(*x.shape[:2], heads, x.shape[2] // heads)

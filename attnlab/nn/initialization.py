@@ -115,7 +115,12 @@ class Initialization:
             )
 
     def apply(self, blocks: nnx.Module, branches: int, key: jax.Array) -> None:
-        """Draws the linear maps of `blocks` anew and scales the last of each branch."""
+        """Draws the linear maps of `blocks` anew and scales the last of each branch.
+
+        Raises `UserError` for a residual where no block says what its branches are.
+        """
+        if not branches and any(each is not None and each.residual is not None for each in (self, self.mlp)):
+            raise UserError('residual of Initialization is for blocks of branches; these wire their own')
         for index, (path, linear) in enumerate(_linear_maps(blocks)):
             start = self if self.mlp is None or 'mlp' not in path else self.mlp
             linear.weight[...] = start._weight(linear, branches, jax.random.fold_in(key, index))

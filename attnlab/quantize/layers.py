@@ -13,6 +13,7 @@ from jaxtyping import Float, Int8
 
 from attnlab.blocks.block import Block
 from attnlab.errors import UserError
+from attnlab.functional.straight_through import straight_through
 from attnlab.mixers.mixer import Mixer
 from attnlab.models.layers import stacks
 from attnlab.models.weight_maps import replaced
@@ -117,8 +118,11 @@ class QuantizedLinear(Linear):
         return rows_apart(self.input_format)
 
     def inputs(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
-        """The inputs, rounded."""
-        return x if self.input_format is None else self.input_format.rounded(shifted(x, self.shifts))
+        """The inputs, rounded; their gradients pass, since analyses of what was made ask for some."""
+        if self.input_format is None:
+            return x
+        x = shifted(x, self.shifts)
+        return straight_through(self.input_format.rounded(x), x)
 
     def matrix(self) -> Float[Array, 'd f']:
         """The weight, decoded to float32."""

@@ -317,7 +317,7 @@ def state_called(text: str) -> StateFormat:
     """
     if (found := re.fullmatch(r'kivi(\d+)(?:@(\d+))?', text)) is not None:
         group = int(found[2]) if found[2] else 32
-        return KIVI(int(found[1]), group=group, window=max(128 // group, 1) * group)
+        return KIVI(int(found[1]), group=group, window=max(128 // max(group, 1), 1) * group)
     format = storage_called(text)
     if not format.stable:
         raise UserError(

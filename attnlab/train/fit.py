@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attnlab.blocks.block import Block, mixer_of, steps
+from attnlab.blocks.block import mixer_of, past_prelude, steps
 from attnlab.context import Context
 from attnlab.models.layers import entered, layers, stacks
 from attnlab.models.stack import Stack
@@ -105,9 +105,7 @@ def fit_hashes(model: Any, batch: Batch, key: jax.Array) -> None:
     for index, block in layers(model):
         mixer = mixer_of(block)
         if isinstance(mixer, OfRows):
-            x = next(iter(steps(block, streams, ctx))).normed
-            if isinstance(block, Block) and block.mixer_prelude is not None:
-                x, _ = block.mixer_prelude(x, ctx.segments, None)
+            x = past_prelude(block, 'mixer', next(iter(steps(block, streams, ctx))).normed, ctx)
             mixer.fit(x, ctx, jax.random.fold_in(key, index))
         found.append(nnx.state(block, nnx.Not(nnx.Param)))
         own, ctx = model.stack.told(index, block, streams, ctx)

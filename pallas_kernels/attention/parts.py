@@ -71,7 +71,8 @@ def attention_part(
       NotImplementedError: for a named implementation that cannot serve the call.
     """
     rule, operands = _problem(q, k, v, weights, scale, causal, segments, query_terms, key_terms)
-    kept = _passes(rule, operands, implementation).forward(rule, operands, survey.statistics(rule, operands))
+    passes = _passes(rule, operands, implementation)
+    kept = passes.forward(rule, operands, survey.statistics(rule, operands, exact=passes.exact))
     return Part(problem.join_heads(kept.output), tuple(problem.join_heads(row)[..., 0] for row in kept.statistics))
 
 

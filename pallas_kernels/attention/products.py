@@ -7,9 +7,15 @@ import jax
 import jax.numpy as jnp
 
 
-def over_channels(left: jax.Array, right: jax.Array) -> jax.Array:
-    """`b g r t k, b g s k -> b g r t s`."""
-    products = jnp.einsum('bgmk,bgsk->bgms', _merge(left), right)
+def over_channels(left: jax.Array, right: jax.Array, precision: jax.lax.PrecisionLike = None) -> jax.Array:
+    """`b g r t k, b g s k -> b g r t s`, in float32 or wider."""
+    products = jnp.einsum(
+        'bgmk,bgsk->bgms',
+        _merge(left),
+        right,
+        precision=precision,
+        preferred_element_type=jnp.result_type(jnp.float32, left),
+    )
     return products.reshape(*left.shape[:-1], right.shape[2])
 
 

@@ -20,22 +20,22 @@ EMPTY: dict[str, tuple[float, ...]] = {
 """The reductions over no keys."""
 
 
-def statistics(rule: Rule, operands: Operands) -> Statistics:
+def statistics(rule: Rule, operands: Operands, *, exact: bool) -> Statistics:
     """Returns the statistics of every row, `b g r t 1` each; none for a map that does not survey.
 
     Every reduction goes over the keys again, and holds nothing larger than a block; the scores of a single block are
-    computed once.
+    computed once. They are `exact` for passes whose own scores are: weights of statistics of others do not add up.
     """
     if not rule.weights.surveys:
         return ()
     dtype = operands.dtype()
-    single = sweep.block(rule, sweep.whole(operands)) if sweep.tile(operands) is None else None
+    single = sweep.block(rule, sweep.whole(operands), exact) if sweep.tile(operands) is None else None
 
     def reduce(function: Any, kind: str | tuple[str, ...], *rows: jax.Array) -> Any:
         kinds = (kind,) if isinstance(kind, str) else kind
 
         def update(part: sweep.Part, rows: tuple[jax.Array, ...], known: Any) -> Any:
-            block = sweep.block(rule, part) if single is None else single
+            block = sweep.block(rule, part, exact) if single is None else single
             found = function(block, *rows)
             values = (found,) if isinstance(kind, str) else found
             return tuple(_take(*each, block) for each in zip(kinds, known, values, strict=True))

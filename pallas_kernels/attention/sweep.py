@@ -65,10 +65,14 @@ def part(padded: Operands, pair: jax.Array, t: int, s: int, tile: tiling.Attenti
     return Part(blocks.take(padded, pair, tile), Place(rows, pair[1] * tile.keys + jnp.arange(tile.keys), s))
 
 
-def block(rule: Rule, part: Part) -> Block:
-    """The scores of a block."""
+def block(rule: Rule, part: Part, exact: bool = False) -> Block:
+    """The scores of a block; if `exact`, as kernels compute them, whatever XLA rounds the factors of products to."""
     x = part.operands.accumulating()
-    return scores(rule, products.over_channels(rule.scale * x.q, x.k), x, part.place)
+    if not exact:
+        return scores(rule, products.over_channels(rule.scale * x.q, x.k), x, part.place)
+    # Factors of 16 bits are multiplied as they are: scaled first, they would be rounded once more.
+    found = products.over_channels(part.operands.q, part.operands.k, 'highest')
+    return scores(rule, rule.scale * found.astype(x.q.dtype), x, part.place)
 
 
 def pad_rows(array: jax.Array, tile: tiling.AttentionTile) -> jax.Array:

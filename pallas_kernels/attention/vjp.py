@@ -36,17 +36,24 @@ Backward = Callable[[Rule, Operands, Residuals, jax.Array], Operands]
 
 
 class Passes(NamedTuple):
-    """The two passes of a form."""
+    """The two passes of a form.
+
+    Attributes:
+      forward: the first.
+      backward: the second.
+      exact: whether they multiply queries and keys without rounding these, as kernels do.
+    """
 
     forward: Forward
     backward: Backward
+    exact: bool = False
 
 
 Form = Callable[[Rule, Operands, Extras], jax.Array]
 """A form of `attention`, differentiable."""
 
 
-def differentiable(forward: Forward, backward: Backward) -> Form:
+def differentiable(forward: Forward, backward: Backward, exact: bool = False) -> Form:
     """Returns the form with its gradient and the common parts of `around`.
 
     The operands, the output, the statistics of the weight map, one to six numbers a row, and its companion, if any, are
@@ -61,7 +68,7 @@ def differentiable(forward: Forward, backward: Backward) -> Form:
     def save(
         rule: Rule, operands: Operands, sink: jax.Array | None
     ) -> tuple[jax.Array, tuple[Operands, Residuals, jax.Array | None, jax.Array | None]]:
-        kept = forward(rule, operands, survey.statistics(rule, operands))
+        kept = forward(rule, operands, survey.statistics(rule, operands, exact=exact))
         kept, weight = (kept, None) if sink is None else _with_sink(rule, kept, sink)
         return kept.output, (operands, kept, sink, weight)
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
 
+from pallas_kernels import tiling
 from pallas_kernels.cost import Cost
 from pallas_kernels.target import Target
 
@@ -19,9 +20,6 @@ WARPGROUP = 128
 
 COPYING_REGISTERS = 40
 """Those that a thread of a warpgroup which only copies keeps; what it gives back goes to those that compute."""
-
-MOST = 65535
-"""The maximum number of blocks along the second and the third axis of CUDA grids; the first takes 2^31 - 1."""
 
 
 def capability_refusal(here: Target) -> str | None:
@@ -37,12 +35,12 @@ def grid_refusal(**grid: int) -> str | None:
     Pallas makes the last axis CUDA's first, the one before it the second, and the product of the others the third.
     """
     *outer, second, _ = (1, 1, *grid.values())
-    if math.prod(outer) <= MOST and second <= MOST:
+    if math.prod(outer) <= tiling.GRID and second <= tiling.GRID:
         return None
     sizes = ', '.join(f'{name}={size}' for name, size in grid.items())
     names = list(grid)
     axes = ' x '.join(names[:-2]), names[-2]
-    return f'the grid is {sizes}; expected at most {MOST} for ' + ' and for '.join(axis for axis in axes if axis)
+    return f'the grid is {sizes}; expected at most {tiling.GRID} for ' + ' and for '.join(axis for axis in axes if axis)
 
 
 def kernel(

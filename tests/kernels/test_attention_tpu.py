@@ -1,6 +1,7 @@
 """The form of `attention` for TPUs: interpreted on this machine, and lowered for a device that is not there."""
 
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -237,3 +238,20 @@ def test_double_precision_is_refused():
         q = jnp.zeros((1, 3, 2, 16), jnp.float64)
         with pytest.raises(NotImplementedError, match='computed in float64; expected operands of at most 32 bits'):
             attention(q, q, q, implementation='mosaic_tpu')
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_statistics_are_of_the_scores_that_the_kernel_computes(dtype, monkeypatch):
+    """On a TPU XLA rounds factors of float32 to bfloat16 by itself: statistics so found are of other weights."""
+    monkeypatch.undo()  # tiles that a TPU has
+    q = jax.ShapeDtypeStruct((1, 256, 2, 128), dtype)
+    with target.compiling_for(target.TPU_V5E), dispatch.ledger() as entries:
+
+        def call(q):
+            return attention(q, q, q, weights=maps.Sparsemax())
+
+        text = jax.jit(call).trace(q).lower(lowering_platforms=('tpu',)).as_text()
+    assert [entry.implementation for entry in entries] == ['mosaic_tpu']
+    products = re.findall(r'dot_general.*precision = \[(\w+), \w+\] : \(tensor<[^>]*x(\w+)>', text)
+    products += [('DEFAULT', kind) for kind in re.findall(r'dot_general(?!.*precision).*: \(tensor<[^>]*x(\w+)>', text)]
+    assert products and all(precision == 'HIGHEST' for precision, kind in products if kind == 'f32')

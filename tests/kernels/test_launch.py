@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pallas_kernels
-from pallas_kernels import dispatch, target
+from pallas_kernels import dispatch, target, tiling
 from pallas_kernels.cases.drawing import Call
 from pallas_kernels.mosaic_gpu import launch, stream
 from pallas_kernels.mosaic_tpu import launch as launch_tpu
@@ -300,16 +300,16 @@ def test_many_rows_of_many_columns_are_served():
     call = Call(shapes(x=(300_000, 2048)), {'k': 8})
     for equation in kernels('softmax_topk', target.H100, call):
         (mesh,) = equation.params['meshes']
-        assert math.prod(mesh.grid[:-1]) <= launch.MOST
+        assert math.prod(mesh.grid[:-1]) <= tiling.GRID
         assert math.prod(mesh.grid) == 2 * 75_000
 
 
 def test_the_axes_of_a_grid_are_those_of_cuda():
     assert launch.grid_refusal(rows=10**9) is None
-    assert launch.grid_refusal(tiles=launch.MOST, rows=10**9) is None
-    assert launch.grid_refusal(rows=launch.MOST + 1, tiles=1) is not None
-    assert launch.grid_refusal(b=2, h=launch.MOST, chunk=1) is None
-    assert launch.grid_refusal(b=2, h=launch.MOST, chunk=1, column=1) is not None
+    assert launch.grid_refusal(tiles=tiling.GRID, rows=10**9) is None
+    assert launch.grid_refusal(rows=tiling.GRID + 1, tiles=1) is not None
+    assert launch.grid_refusal(b=2, h=tiling.GRID, chunk=1) is None
+    assert launch.grid_refusal(b=2, h=tiling.GRID, chunk=1, column=1) is not None
 
 
 SOURCES = ('iota', 'broadcasted_iota', 'axis_index', 'program_id')

@@ -100,13 +100,15 @@ def fit(
     """The map that minimises squared errors over training windows of all variates, plus `penalty` times its squares.
 
     With `ahead` it reads what is known besides. Errors are those of normalised windows; the intercept is not penalised.
-    Of more than `MOST` windows some are taken, at equal distances.
+    Of more than `MOST` windows some are taken, at equal distances. Raises `UserError` where training has none.
     """
     found = scaled(series, columns)
     train = found.split('train').astype(np.float64)
     known = found.known[slice(*found.borders['train'])][:, : None if ahead else 0].astype(np.float64)
     length = lookback + horizon
     starts = len(train) - length + 1
+    if starts < 1:
+        raise UserError(f'{len(train)} steps of training hold no window of {lookback} and {horizon}')
     step = -(-starts * train.shape[1] // MOST)
     size = lookback + length * known.shape[1]
     square = np.zeros((size + 1, size + 1))
@@ -128,7 +130,8 @@ def fit(
 
 
 def baselines(series: Series, lookback: int, horizon: int, columns: Columns = EVERY) -> dict[str, Baseline]:
-    """All baselines by name; the seasonal one where there is a season and the look-back holds it.
+    """All baselines by name; the seasonal one where there is a season and the look-back holds it, and those that are
+    fitted where training has a window of that length.
 
     Each variate is forecast from its own past, and by `ridge_known` from what is known besides, where anything is; none
     reads what is observed.
@@ -136,6 +139,8 @@ def baselines(series: Series, lookback: int, horizon: int, columns: Columns = EV
     found: dict[str, Baseline] = {'repeat_last': RepeatLast()}
     if 1 < series.season <= lookback:
         found['seasonal_naive'] = SeasonalNaive(series.season)
+    if len(scaled(series, columns).split('train')) < lookback + horizon:
+        return found
     found['ridge'] = fit(series, lookback, horizon, columns=columns)
     found['ridge_last_value'] = fit(series, lookback, horizon, LastValue(), columns=columns)
     found['ridge_instance_norm'] = fit(series, lookback, horizon, InstanceNorm(), columns=columns)

@@ -113,10 +113,16 @@ def _pair(loaded: Any, path: str, end: str) -> Split:
         windows, labels = loaded[f'x{end}'], loaded[f'label{end}']
     except UNREADABLE as error:
         raise UserError(f'{path} has an x{end} or label{end} that cannot be read as numbers: {error}') from error
-    fits = windows.ndim in (2, 3) and labels.shape == windows.shape[:1] and labels.dtype.kind in 'iu'
+    fits = (
+        windows.ndim in (2, 3)
+        and all(windows.shape[1:])
+        and labels.shape == windows.shape[:1]
+        and labels.dtype.kind in 'iu'
+    )
     if not fits or windows.dtype.kind not in 'fiu' or not np.isfinite(windows).all() or labels.min(initial=0) < 0:
         raise UserError(
             f'{path} has x{end} of {windows.dtype} {windows.shape} and label{end} of {labels.dtype} {labels.shape}; x '
             'must be finite numbers, n t or n t v, and label as many whole numbers from 0'
         )
-    return windows.reshape(*windows.shape[:2], -1).astype(np.float64), labels.astype(np.int64)
+    variates = windows.shape[2] if windows.ndim == 3 else 1
+    return windows.reshape(*windows.shape[:2], variates).astype(np.float64), labels.astype(np.int64)

@@ -110,9 +110,13 @@ class DrawnMixtures:
             raise UserError(f'sources of DrawnMixtures is {self.sources}; it must be from 2 to 6')
 
     def rows(self, split: str, length: int, count: int | None = None) -> 'Mixtures':
-        """The mixtures of a split; with `count`, the first of them. Raises `UserError` for an unknown split."""
+        """The mixtures of a split; with `count`, the first of them. Raises `UserError` for an unknown split,
+        and mixtures of one step.
+        """
         if split not in SPLITS:
             raise UserError(f'DrawnMixtures has no split {split!r}{nearest(split, SPLITS)}')
+        if length < 2:
+            raise UserError(f'a mixture of {length} steps has no size to be scaled by; choose two or more')
         every = self.train if split == 'train' else self.held_out
         return Mixtures(self, split, length, every if count is None else min(every, count))
 

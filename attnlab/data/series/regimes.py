@@ -30,7 +30,9 @@ class RegimeWindows(Distribution):
     steps: int = 96
 
     def __post_init__(self) -> None:
-        """Raises `UserError` for fewer than two angles, the same angle twice, and a radius from 1 on."""
+        """Raises `UserError` for fewer than two angles or steps, the same angle twice, and a radius from 1 on."""
+        if self.steps < 2:
+            raise UserError(f'steps of RegimeWindows is {self.steps}; a window needs two or more, to be scaled by')
         if len(set(self.angles)) != len(self.angles) or len(self.angles) < 2 or not 0 < self.radius < 1:
             raise UserError(
                 f'angles and radius of RegimeWindows are {self.angles} and {self.radius}; use at least two angles, '

@@ -75,4 +75,6 @@ class ResizedRows:
         example = self.rows[index]
         pixels = example['x'].reshape(self.side**2, -1).astype(np.float32)
         found = resampled(pixels, (self.side, self.side), (self.size, self.size))
-        return {'x': found.reshape(-1, *example['x'].shape[1:]), 'label': example['label']}
+        # What is told of each pixel is of the image as it was.
+        kept = {name: value for name, value in example.items() if name != 'targets'}
+        return kept | {'x': found.reshape(-1, *example['x'].shape[1:])}

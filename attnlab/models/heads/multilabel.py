@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -75,8 +76,10 @@ class SoftTopK(LabelsLoss):
             return jnp.where(few, middle, low), jnp.where(few, high, middle)
 
         fixed = jax.lax.stop_gradient(scores)
-        low = -jnp.max(fixed, axis=-1, keepdims=True) - 10 / self.alpha
-        high = -jnp.min(fixed, axis=-1, keepdims=True) + 10 / self.alpha
+        # So far below, all sigmoids together are under exp(-10), and each is above 1 - exp(-10) so far above.
+        beyond = (10 + math.log(scores.shape[-1])) / self.alpha
+        low = -jnp.max(fixed, axis=-1, keepdims=True) - beyond
+        high = -jnp.min(fixed, axis=-1, keepdims=True) + beyond
         found = jax.lax.stop_gradient(sum(jax.lax.fori_loop(0, HALVINGS, halve, (low, high))) / 2)
         # A step of Newton's from the solution is nothing, but has the derivative of the solution.
         sigmoids = jax.lax.stop_gradient(jax.nn.sigmoid(self.alpha * (scores + found)))
@@ -98,6 +101,8 @@ class MultiLabelHead(ClassificationHead):
 
     def __init__(self, dim: int, vocab: int, *, classes: int, loss: LabelsLoss, rngs: nnx.Rngs):
         super().__init__(dim, vocab, classes=classes, rngs=rngs)
+        if isinstance(loss, SoftTopK) and loss.k is not None and loss.k >= classes:
+            raise UserError(f'k of SoftTopK is {loss.k} of {classes} classes; it must be fewer, or None')
         self.loss = loss
 
     def losses(self, hidden: Float[Array, '*b d'], targets: Int[Array, '...']) -> Float[Array, '*b']:

@@ -7,7 +7,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from attnlab.losses import softmax_loss
-from attnlab.models.heads.head import Head
+from attnlab.models.heads.head import Head, wide
 from attnlab.nn.projections import Linear
 
 
@@ -30,7 +30,7 @@ class PairHead(Head):
         return softmax_loss(self.logits(hidden), targets)
 
     def logits(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:
-        """Scores of the classes, in float32."""
+        """Scores of the classes, in float32 or better."""
         x, y = jnp.split(hidden, 2, axis=-1)
         features = jnp.concatenate([x, y, x * y, x - y], axis=-1)
-        return self.out(jax.nn.relu(self.into(features))).astype(jnp.float32)
+        return wide(self.out(jax.nn.relu(self.into(features))))

@@ -35,7 +35,7 @@ def form(here: Target) -> vjp.Form:
 
 def in_passes(here: Target) -> vjp.Passes:
     """Returns the two passes for a device."""
-    return vjp.Passes(functools.partial(forward, here), functools.partial(backward, here))
+    return vjp.Passes(functools.partial(forward, here), functools.partial(backward, here), exact=True)
 
 
 def refusal(here: Target, rule: Rule, operands: Operands) -> str | None:
