@@ -245,7 +245,8 @@ def test_statistics_are_of_the_scores_that_the_kernel_computes(dtype, monkeypatc
     """On a TPU XLA rounds factors of float32 to bfloat16 by itself: statistics so found are of other weights."""
     monkeypatch.undo()  # tiles that a TPU has
     q = jax.ShapeDtypeStruct((1, 256, 2, 128), dtype)
-    with target.compiling_for(target.TPU_V5E), dispatch.ledger() as entries:
+    usual = jax.default_matmul_precision('default')  # of who runs it, not of tests
+    with usual, target.compiling_for(target.TPU_V5E), dispatch.ledger() as entries:
 
         def call(q):
             return attention(q, q, q, weights=maps.Sparsemax())
