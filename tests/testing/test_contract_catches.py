@@ -16,7 +16,7 @@ from attnlab.errors import UserError
 from attnlab.functional.grids import Grid, flatten, required_grid, unflatten
 from attnlab.mixers.mixer import Mixer, TwoSided
 from attnlab.nn.hashing import Clipped, Codes, Signs
-from attnlab.nn.parameter import buffer
+from attnlab.nn.parameter import buffer, param
 from attnlab.nn.projections import Linear
 from attnlab.testing.contract import Subject, check_implementations, check_mixer, claimed, on_grid
 from attnlab.testing.contract.grids import nearly_square
@@ -93,6 +93,33 @@ class LeaksAcrossDocuments(Lag):
 class LeaksAcrossRows(Lag):
     def before(self, x: Array, segments: Array, last: Last) -> Array:
         return super().before(x, segments, last) + jnp.mean(x, axis=0, keepdims=True)
+
+
+class LeaksAcrossRowsBothWays(LeaksAcrossRows):
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        return (Lag if self.causal else LeaksAcrossRows).before(self, x, segments, last)
+
+
+class IsNotFiniteAtPadding(Lag):
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        return jnp.where((segments == 0)[..., None], jnp.nan, super().before(x, segments, last))
+
+
+class HasNoSlopeAtPadding(Lag):
+    """Its outputs are right: the gradient of what is not is zero times infinity."""
+
+    def __init__(self, dim: int, **options: Any):
+        super().__init__(dim, **options)
+        self.scale = param(nnx.initializers.ones, (dim,), axes=('embed',), group='vector', rngs=options['rngs'])
+
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        scale = jnp.sqrt(self.scale[...][None, None] ** 2 * (segments != 0)[..., None]).astype(x.dtype)
+        return scale * super().before(x, segments, last)
+
+
+class NeedsTwoRows(Lag):
+    def init_state(self, batch: int, length: int, dtype: Any) -> Last:
+        return jax.tree.map(jnp.squeeze, super().init_state(batch, length, dtype))
 
 
 class WorksInSinglePrecision(Lag):
@@ -496,6 +523,8 @@ CAUGHT = [
     (LeaksAcrossDocuments, 'packing'),
     (DropsGradientsAtEnds, 'packing'),
     (LeaksAcrossDocuments, 'padding'),
+    (IsNotFiniteAtPadding, 'padding'),
+    (HasNoSlopeAtPadding, 'padding'),
     (LeaksAcrossRows, 'rows apart'),
     (WorksInSinglePrecision, 'float64'),
     (LosesBits, 'bfloat16'),
@@ -519,7 +548,9 @@ CAUGHT = [
     (ReturnsAnotherState, 'state'),
     (CannotMakeAState, 'state'),
     (MakesAWeakState, 'streaming compiles once'),
+    (NeedsTwoRows, 'state'),
     (IgnoresCausalFalse, 'bidirectional'),
+    (LeaksAcrossRowsBothWays, 'bidirectional'),
     (HasABareParameter, 'parameters'),
     (HasANarrowParameter, 'parameters'),
     (ChangesABuffer, 'buffers'),

@@ -6,6 +6,7 @@ import numpy as np
 from attnlab.testing.contract.documents import check_packing, check_padding
 from attnlab.testing.contract.gradients import check_float64, check_gradients
 from attnlab.testing.contract.narrow import check_bfloat16
+from attnlab.testing.contract.rows import check_rows_apart
 from attnlab.testing.contract.subject import FEWEST, LENGTH, Subject, full, noted, require
 
 
@@ -23,7 +24,8 @@ def check_bidirectional(subject: Subject, *, packed: bool) -> None:
         for t in range(LENGTH - 1):
             require(reach[0, t, 0, t + 1] > 0, f'the output at {t} ignores the input at {t + 1}')
             require(reach[0, t + 1, 0, t] > 0, f'the output at {t + 1} ignores the input at {t}')
-        for check in (check_gradients, check_bfloat16, check_float64) if subject.causal else ():
+        checks = (check_gradients, check_bfloat16, check_float64, check_rows_apart)
+        for check in checks if subject.causal else ():
             check(both)
         if packed and subject.causal:
             check_packing(both, causal=False)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.context import PADDING
+from attnlab.context import PADDING, Context
 from attnlab.testing.contract.gradients import compare_derivatives
 from attnlab.testing.contract.subject import (
     LENGTH,
@@ -26,21 +26,30 @@ def check_packing(subject: Subject, *, causal: bool) -> None:
     Their gradients are finite differences in float64, as those of rows of one document are by `check_gradients`.
     """
     _check_documents('packing', subject, PACKED, causal)
-    smooth, ctx = subject.smooth, context(*PACKED)
-    with jax.enable_x64(True):
-        x, weights = subject.x(dtype=jnp.float64), subject.x(seed=1, dtype=jnp.float64)
-        differentiated = smooth.differentiated
-        compare_derivatives('packing', lambda inputs: differentiated(inputs, weights, ctx), (smooth.double, x))
+    _check_gradients('packing', subject, context(*PACKED))
 
 
 def check_padding(subject: Subject, *, causal: bool) -> None:
-    """Documents surrounded by padding give the same outputs as alone, whatever the padding contains."""
+    """Documents surrounded by padding give the same outputs as alone, whatever the padding contains.
+
+    What comes out at padding is finite, since layers above read it, and gradients are finite differences there too.
+    """
     _check_documents('padding', subject, PADDED, causal)
+    _check_gradients('padding', subject, context(*PADDED))
+
+
+def _check_gradients(what: str, subject: Subject, ctx: Context) -> None:
+    smooth = subject.smooth
+    with jax.enable_x64(True):
+        x, weights = subject.x(dtype=jnp.float64), subject.x(seed=1, dtype=jnp.float64)
+        differentiated = smooth.differentiated
+        compare_derivatives(what, lambda inputs: differentiated(inputs, weights, ctx), (smooth.double, x))
 
 
 def _check_documents(what: str, subject: Subject, rows: tuple[Runs, ...], causal: bool) -> None:
     ctx, x = context(*rows), np.asarray(subject.x())
     together = subject.output(ctx)
+    require(bool(np.isfinite(together).all()), f'{what}: outputs are not finite everywhere, padding included')
     for row, runs in enumerate(rows):
         for start, stop in documents(runs):
             assert_close(

@@ -55,6 +55,10 @@ def _check_state(subject: Subject, dtype: DTypeLike) -> None:
             x = subject.x(length=length, dtype=dtype)
             _, after = jax.eval_shape(subject.run, subject.params, x, full(length), state)
         _check_kept(state, after)
+    with noted('state: a call of one row, with a state of one, fails', (Exception,)):
+        x, alone = subject.x(length=1, rows=1, dtype=dtype), subject.mixer.init_state(1, LENGTH, dtype)
+        _, after = jax.eval_shape(subject.run, subject.params, x, full(1, rows=1), alone)
+    _check_kept(alone, after)
     x = subject.x(length=1, dtype=dtype)
     axes = jax.tree.map(lambda leaf: 0 if leaf.ndim else None, state)
     streams = jax.tree.map(lambda leaf: leaf[None] if leaf.ndim else leaf, state)
@@ -131,6 +135,7 @@ def _check_splits(
             pieces.append(y)
             start = stop
         actual = np.concatenate(pieces, axis=1)
+        require(bool(np.isfinite(actual).all()), f'{what}: split as {split}, outputs are not finite everywhere')
         assert_close(
             actual[real],
             expected[real],
