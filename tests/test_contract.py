@@ -15,7 +15,8 @@ from attnlab.zoo import ZOO, Recipe
 from tests.chosen import FIRST, FIRST_OF_ROOM, room
 
 EVERY_TIME = ('decoding', 'spec survives JSON')
-"""The checks that every recipe has to pass every time; the others are nightly but for the first recipe of a class.
+"""The checks that every recipe has to pass every time, unless they take long (`LONG` in tests/conftest.py); the others
+are nightly but for the first recipe of a class.
 
 What equals one pass in single steps has not looked ahead. Documents are kept apart by what the recipes of a class
 share. Gradients of weight maps, decays and gates, which are what tells recipes of a class apart, are checked where
@@ -26,9 +27,11 @@ BY_ROOM = (
     'bfloat16 gradients',
     'bidirectional',
     'implementations',
+    'long packed',
     'long prompt',
     'no look-ahead',
     'streaming',
+    'streaming bfloat16',
     'streaming gradients',
     'streaming packed',
 )

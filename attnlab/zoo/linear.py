@@ -292,7 +292,7 @@ LINEAR = {
             'has one document, besides padding; documents= says how many more. init=paper leaves linear maps as '
             'PyTorch makes them, as the released code does.'
         ),
-        small={'length': 128, 'documents': 4},
+        small={'length': 160, 'documents': 4},
         knobs={},
         start=UNTOUCHED,
     ),

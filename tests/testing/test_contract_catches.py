@@ -117,6 +117,27 @@ class HasNoSlopeAtPadding(Lag):
         return scale * super().before(x, segments, last)
 
 
+class ForgetsInBfloat16(Lag):
+    def __call__(self, x: Array, ctx: Context, state: Last | None = None) -> tuple[Array, Last | None]:
+        narrow = state is not None and x.dtype == jnp.bfloat16
+        return super().__call__(x, ctx, Last(jnp.zeros_like(state.x), state.segment) if narrow else state)
+
+
+class LeaksAtChunks(Lag):
+    """Where a chunk begins, the token before is met whatever its document is."""
+
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        begins = (jnp.arange(x.shape[1]) % 32 == 0) & (jnp.arange(x.shape[1]) > 0)
+        return jnp.where(begins[None, :, None], jnp.roll(x, 1, axis=1), super().before(x, segments, last))
+
+
+class DropsGradientsAtChunks(Lag):
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        begins = (jnp.arange(x.shape[1]) % 48 == 0) & (jnp.arange(x.shape[1]) > 0)
+        before = super().before(x, segments, last)
+        return jnp.where(begins[None, :, None], jax.lax.stop_gradient(before), before)
+
+
 class NeedsTwoRows(Lag):
     def init_state(self, batch: int, length: int, dtype: Any) -> Last:
         return jax.tree.map(jnp.squeeze, super().init_state(batch, length, dtype))
@@ -519,12 +540,15 @@ CAUGHT = [
     (HandsOutItsParameter, 'donation'),
     (ForgetsTheConvolution, 'decoding'),
     (ForgetsBeforeAPiece, 'streaming'),
+    (ForgetsInBfloat16, 'streaming bfloat16'),
     (ForgetsTheSegment, 'streaming packed'),
     (LeaksAcrossDocuments, 'packing'),
     (DropsGradientsAtEnds, 'packing'),
     (LeaksAcrossDocuments, 'padding'),
     (IsNotFiniteAtPadding, 'padding'),
     (HasNoSlopeAtPadding, 'padding'),
+    (LeaksAtChunks, 'long packed'),
+    (DropsGradientsAtChunks, 'long packed'),
     (LeaksAcrossRows, 'rows apart'),
     (WorksInSinglePrecision, 'float64'),
     (LosesBits, 'bfloat16'),

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from attnlab.errors import UserError
 from attnlab.testing.contract.bidirectional import check_bidirectional, check_two_sided, is_mirrored
 from attnlab.testing.contract.compilation import check_compiles_once, check_streaming_compiles_once
-from attnlab.testing.contract.documents import check_packing, check_padding
+from attnlab.testing.contract.documents import check_long_packed, check_packing, check_padding
 from attnlab.testing.contract.donation import check_donation
 from attnlab.testing.contract.gradients import check_float64, check_gradients, compare_with_differences
 from attnlab.testing.contract.grids import check_grids, check_sparse, on_grid
@@ -29,6 +29,7 @@ from attnlab.testing.contract.streaming import (
     check_long_prompt,
     check_state,
     check_streaming,
+    check_streaming_bfloat16,
     check_streaming_gradients,
     check_streaming_packed,
 )
@@ -119,6 +120,7 @@ def claimed(
         checks['donation'] = check_donation
         checks['decoding'] = check_decoding
         checks['streaming'] = check_streaming
+        checks['streaming bfloat16'] = check_streaming_bfloat16
         checks['long prompt'] = check_long_prompt
         checks['long pieces'] = check_long_pieces
         checks['streaming gradients'] = check_streaming_gradients
@@ -126,6 +128,8 @@ def claimed(
     if packed:
         checks['packing'] = lambda subject: check_packing(subject, causal=causal)
         checks['padding'] = lambda subject: check_padding(subject, causal=causal)
+        if not grid:
+            checks['long packed'] = lambda subject: check_long_packed(subject, causal=causal)
     if packed and streaming:
         checks['streaming packed'] = check_streaming_packed
     if grid:

@@ -94,6 +94,13 @@ def check_streaming(subject: Subject) -> None:
     _check_splits('streaming', subject, full(), SPLITS, _whole(subject))
 
 
+def check_streaming_bfloat16(subject: Subject) -> None:
+    """In bfloat16, the state too, pieces and steps are close to one pass in float32 of the same, rounded, input."""
+    wide = subject.x(dtype=jnp.bfloat16).astype(jnp.float32)
+    expected = np.asarray(subject.apply(subject.params, wide, full())[0])
+    _check_splits('streaming bfloat16', subject, full(), SPLITS[:1], expected, jnp.bfloat16)
+
+
 def check_long_prompt(subject: Subject) -> None:
     """The same for a long prompt, then steps."""
     _check_splits('long prompt', subject, full(), LONG, _whole(subject))
@@ -119,10 +126,15 @@ def _whole(subject: Subject) -> np.ndarray:
 
 
 def _check_splits(
-    what: str, subject: Subject, ctx: Context, splits: Sequence[Sequence[int]], expected: np.ndarray
+    what: str,
+    subject: Subject,
+    ctx: Context,
+    splits: Sequence[Sequence[int]],
+    expected: np.ndarray,
+    dtype: DTypeLike = jnp.float32,
 ) -> None:
     length = ctx.positions.shape[1]
-    x = subject.x(length=length)
+    x = subject.x(length=length, dtype=dtype)
     real = np.asarray(ctx.segments_or_ones()) != PADDING
     for split in splits:
         state, pieces, start = subject.mixer.init_state(2, length, x.dtype), [], 0
@@ -134,7 +146,7 @@ def _check_splits(
             require(after == before, f'{what}: after {steps} steps the state is {after}; it was {before}')
             pieces.append(y)
             start = stop
-        actual = np.concatenate(pieces, axis=1)
+        actual = np.concatenate(pieces, axis=1).astype(expected.dtype)
         require(bool(np.isfinite(actual).all()), f'{what}: split as {split}, outputs are not finite everywhere')
         assert_close(
             actual[real],

@@ -32,6 +32,9 @@ PACKED: tuple[Runs, ...] = (((1, 11), (2, 1), (3, 1), (4, 11)), ((1, 1), (2, 11)
 PADDED: tuple[Runs, ...] = (((0, 4), (1, 11), (0, 9)), ((1, 11), (2, 11), (0, 2)))
 """Two rows with padding before, after, or both."""
 
+LONG_PACKED: tuple[Runs, ...] = (((1, 32), (2, 64), (3, 64)), ((1, 64), (2, 32), (3, 64)))
+"""Two rows longer than chunks of up to 128 tokens are, whose documents end where some chunks do and amid others."""
+
 FEWEST, MOST = 4, 16
 """The fewest and the most inputs drawn to find dependences: more than the fewest while an expected one is missing."""
 
