@@ -100,7 +100,10 @@ def stack_of_unified(*, depth: int, mlp: ConfigDict | None) -> ConfigDict:
 
 
 def test_a_stack_counts_the_layers_inside():
-    assert [stack_of_unified(depth=depth, mlp=None).depth for depth in (1, 4, 5)] == [1, 2, 2]
+    stacks = [stack_of_unified(depth=depth, mlp=None) for depth in (1, 4, 5)]
+    assert [stack.depth for stack in stacks] == [1, 2, 3]
+    # Of a depth that groups do not divide the last group has what is left.
+    assert [block.layers for stack in stacks for block in stack.blocks] == [1, 2, 2, 2, 1]
     (aero,), (unified,) = (ZOO[name].sized(heads=2, window=4) for name in ('aero', 'uniattn'))
     assert stack_spec((aero,), layer=WholeLayers(), depth=3, mlp=spec(GatedMLP)).depth == 3
     assert stack_spec((unified, aero), layer=WholeLayers(), depth=10, mlp=spec(GatedMLP)).depth == 4
