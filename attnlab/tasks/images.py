@@ -15,6 +15,7 @@ from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.long_range.rows import padded
 from attnlab.data.pipeline import Row, Source
 from attnlab.data.vision.augment import Augmentation, Augmented
+from attnlab.data.vision.resized import Resized
 from attnlab.data.vision.shapes import Segments
 from attnlab.errors import UserError
 from attnlab.metrics import Average, likeliest, overlap, proportion
@@ -147,6 +148,8 @@ class Segmentation(ImageTask):
     patch: int = 1
 
     def __post_init__(self) -> None:
+        if isinstance(self.data, Resized):
+            raise UserError('Segmentation needs a class of every pixel; Resized images have those of none')
         if side(self.data) % self.patch:
             raise UserError(f'patch of Segmentation is {self.patch}; it must divide {side(self.data)} pixels')
         if self.augmentation is not None and self.augmentation.mixing:

@@ -1,12 +1,15 @@
 """Loads of experts and choices without room, counted and shown."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
 from attnlab.errors import UserError
 from attnlab.evals.cadence import AtEnd
-from attnlab.evals.experts import ExpertLoads, LayerLoads, Loads
+from attnlab.evals.experts import ExpertLoads, LayerLoads, Loads, routings
+from attnlab.models.layers import entered
+from attnlab.tasks.task import context
 from attnlab.train.setup import prepare
 from attnlab.train.state import joined, split
 from configs.language import get_config
@@ -57,3 +60,17 @@ def test_a_model_without_experts_and_too_few_rows_are_named():
         ExpertLoads(AtEnd(), batches=10**6).load_data(setup)
     with pytest.raises(UserError, match='batches of ExpertLoads is 0'):
         ExpertLoads(AtEnd(), batches=0)
+
+
+def test_loads_are_of_what_experts_read_past_a_residual_convolution():
+    setup = setup_of('zoo=mha,conv=AC,mlp=moe', experts=4, active=1, hidden=4)
+    model = setup.make_model(nnx.Rngs(0))
+    row = jnp.arange(16, dtype=jnp.int32)[None]
+    batch = {'tokens': row, 'positions': row, 'segments': jnp.ones_like(row)}
+    found = dict(routings(model, batch))
+    streams, ctx = entered(model, batch['tokens'], context(batch))
+    (block, *_) = model.stack.layers()
+    seen = []
+    block.mlp.routing = lambda x, *rest, own=block.mlp.routing: seen.append(own(x, *rest)) or seen[-1]
+    block(streams, ctx)
+    np.testing.assert_array_equal(found[0].experts, seen[0].experts.reshape(-1, 1))

@@ -25,4 +25,5 @@ def test_samples_follow_the_tempered_distribution():
 
 
 def test_temperature_zero_takes_the_likeliest():
-    np.testing.assert_array_equal(sample(LOGITS, jax.random.key(0), temperature=0.0, top_p=1.0), [0, 3])
+    for temperature in (0.0, 1e-320, 1e-39, 1e-20):
+        np.testing.assert_array_equal(sample(LOGITS, jax.random.key(0), temperature=temperature, top_p=1.0), [0, 3])

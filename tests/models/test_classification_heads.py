@@ -174,6 +174,10 @@ MISTAKES = {
         lambda: EvidentialHead(2, 1, classes=2, strength=-0.1, rngs=nnx.Rngs(0)),
         'strength of EvidentialHead is -0.1; it must be at least 0',
     ),
+    'as many as there are': (
+        lambda: MultiLabelHead(2, 1, classes=3, loss=SoftTopK(k=3), rngs=nnx.Rngs(0)),
+        'k of SoftTopK is 3 of 3 classes; it must be fewer',
+    ),
     'no slope': (lambda: SoftTopK(alpha=0.0), 'alpha of SoftTopK is 0.0; it must be positive'),
     'no scores': (lambda: ZLoss(a=0.0), 'a of ZLoss is 0.0; it must be positive'),
     'no range': (
@@ -369,6 +373,13 @@ def test_sigmoids_of_a_soft_top_k_sum_to_k_and_its_derivative_is_that_of_the_equ
     found = jax.grad(lambda scores: jnp.sum(loss.threshold(scores, jnp.full((1, 1), 2.0))))(scores)
     slopes = sigmoids * (1 - sigmoids)
     np.testing.assert_allclose(found, -slopes / jnp.sum(slopes), rtol=1e-4)
+
+
+def test_a_soft_top_k_is_solved_for_many_classes():
+    """All of about one score, as they are when training begins."""
+    loss, scores = SoftTopK(), 0.1 * noise(1, 50_000)
+    t = loss.threshold(scores, jnp.ones((1, 1)))
+    np.testing.assert_allclose(jnp.sum(jax.nn.sigmoid(loss.alpha * (scores + t))), 1, rtol=1e-4)
 
 
 @pytest.mark.parametrize('k', [None, 3])

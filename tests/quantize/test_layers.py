@@ -21,6 +21,7 @@ from attnlab.nn.projections import Linear
 from attnlab.quantize.formats import Affine, Symmetric, format_called
 from attnlab.quantize.layers import Quantization, QuantizedLinear, simulated
 from attnlab.testing.contract import cast_parameters
+from attnlab.testing.noise import noise
 from attnlab.zoo import ZOO, Recipe
 
 DIM, LENGTH = 16, 12
@@ -141,3 +142,12 @@ def test_what_cannot_be_quantized_is_said():
     mlp = simulated(4)(GatedMLP(16, rngs=nnx.Rngs(0)))
     with pytest.raises(UserError, match='this model is quantized; take the run'):
         simulated(4)(mlp)
+
+
+def test_gradients_pass_inputs_that_are_rounded():
+    """Analyses of a run of few bits ask for them; of the codes alone they are zero."""
+    plain = Linear(4, 3, rngs=nnx.Rngs(0))
+    x = noise(2, 4)
+    rounded = QuantizedLinear(plain, weights=None, inputs=Symmetric(8))
+    found, expected = (jax.grad(lambda x, linear=linear: jnp.sum(linear(x)))(x) for linear in (rounded, plain))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)

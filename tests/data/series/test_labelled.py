@@ -72,6 +72,11 @@ def test_windows_for_validation_have_either_name(tmp_path, name):
         ({'x': X, 'label': LABEL[:9]}, 'label as many whole numbers from 0'),
         ({'x': X, 'label': LABEL - 1}, 'label as many whole numbers from 0'),
         ({'x': np.full_like(X, np.nan), 'label': LABEL}, 'x must be finite numbers'),
+        ({'x': X[:, :0], 'label': LABEL}, 'x must be finite numbers, n t or n t v'),
+        (
+            {'x_train': X, 'label_train': LABEL, 'x_test': X[:0], 'label_test': LABEL[:0]},
+            'every split needs windows',
+        ),
         ({'x': X, 'label': np.zeros(50, int)}, 'has windows of one class'),
         ({'x_train': X, 'label_train': LABEL}, "has no array 'x_test'"),
         (

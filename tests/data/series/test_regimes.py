@@ -50,3 +50,8 @@ def test_examples_are_a_function_of_seed_split_and_index():
 def test_mistakes_are_named(given):
     with pytest.raises(UserError, match='angles and radius of RegimeWindows are'):
         RegimeWindows(**given)
+
+
+def test_a_window_of_one_step_has_no_size():
+    with pytest.raises(UserError, match='steps of RegimeWindows is 1; a window needs two or more'):
+        RegimeWindows(steps=1)

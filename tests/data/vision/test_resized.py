@@ -7,9 +7,9 @@ from attnlab.data.long_range.digits import Digits
 from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.long_range.listops import ListOps
 from attnlab.data.vision.resized import Resized
-from attnlab.data.vision.shapes import Count
+from attnlab.data.vision.shapes import Connected, Count, Segments
 from attnlab.errors import UserError
-from attnlab.tasks.images import ImageClassification
+from attnlab.tasks.images import ImageClassification, Segmentation
 
 
 def test_images_have_their_labels_and_means_at_every_size():
@@ -41,3 +41,10 @@ def test_mistakes_are_named():
         Resized(Drawn(ListOps()), 8)
     with pytest.raises(UserError, match='size of Resized is 0; it must be at least 1'):
         Resized(Digits(), 0)
+
+
+def test_difficulties_are_those_of_the_images_as_they_were():
+    task = ImageClassification(Resized(Drawn(Connected()), 16))
+    assert any(name.startswith('steps') for name in task.slices('test', 256, (1,), 64))
+    with pytest.raises(UserError, match='Segmentation needs a class of every pixel; Resized images have those of none'):
+        Segmentation(Resized(Drawn(Segments()), 16))
