@@ -118,6 +118,7 @@ LONG = 0.7
 """Seconds from which on a test, or a fixture of its module, is left to the night."""
 
 EVERY_TIME = (
+    'analysis/test_first_values.py::test_what_is_seen_after_the_last_layer_is_what_the_model_has',
     'compile/test_programs.py::test_steps_are_lowered_for_gpus',
     'compile/test_training.py::test_calls_on_two_gpus_are_of_half_the_rows',
     'compile/test_training.py::test_steps_keep_their_kernels_on_four_tpus[rows and parameters]',
