@@ -263,11 +263,11 @@ def progress_plots(contents: Contents) -> list[Plot]:
 
 
 def _best_so_far(row: StudyResult) -> list[float | str]:
-    counted = [point for point in row.points if point.ended] or row.points
+    none_ended = not any(point.ended for point in row.points)
     found: list[float | str] = []
     best: float | None = None
     for point in row.points:
-        if point in counted and point.value is not None:
+        if (point.ended or none_ended) and point.value is not None:
             better = best is None or (point.value < best) == (row.goal == 'min')
             best = point.value if better else best
         found.append('' if best is None else best)
