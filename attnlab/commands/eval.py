@@ -21,6 +21,7 @@ from attnlab.errors import UserError
 if TYPE_CHECKING:
     from attnlab.runs.loading import Loaded
     from attnlab.tables import Printer
+    from attnlab.tasks.task import Task
 
 
 def main(argv: list[str]) -> int:
@@ -167,15 +168,30 @@ def _evaluate(
     from attnlab.convert.substitution import substituted
     from attnlab.evals.request import Request
     from attnlab.runs.evaluation import evaluate_run
-    from attnlab.tasks.task import Textual
     from attnlab.train.run import check_data
 
     task, name = loaded.setup.task, loaded.name
     check_data(workdir, task.describe(), other=values.other_data)
-    if values['multiples'].present and isinstance(task, Textual):
-        # Raises where the text is shorter than a window: one that is all padding but for that text takes for ever.
-        task.source(values.split or task.evaluated_split, loaded.setup.length * max(multiples))
+    if values['multiples'].present:
+        check_lengths(task, values.split or task.evaluated_split, loaded.setup.length, multiples)
     if values.attention is not None:
         loaded, name = substituted(loaded, values.attention), f'{name}-{values.attention}'
     request = Request(values.split, multiples, values.tokens, values.examples, values.stride)
     evaluate_run(loaded, request, workdir, printer, name, other_data=values.other_data)
+
+
+def check_lengths(task: 'Task', split: str, length: int, multiples: tuple[int, ...]) -> None:
+    """Raises `UserError` for lengths that a task does not have, and for a text shorter than a window."""
+    from attnlab.tasks.task import Sliced, Textual
+
+    if isinstance(task, Textual):
+        # A window that is all padding but for a short text takes for ever.
+        task.source(split, length * max(multiples))
+    elif isinstance(task, Sliced):
+        slices = task.slices(split, length, multiples, 1)
+        others = [each for each in multiples if each != 1 and f'{each}x' not in slices]
+        if others:
+            raise UserError(
+                f'--multiples holds {others[0]}; {type(task).__name__} has examples of the training length alone: '
+                'leave --multiples out'
+            )

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from attnlab.commands.eval import check_lengths
 from attnlab.context import Context
-from attnlab.data.synthetic.addition import ModularAddition
+from attnlab.data.synthetic.addition import OPERANDS, ModularAddition
 from attnlab.errors import UserError
 from attnlab.losses import softmax_loss, stablemax_logits
 from attnlab.models.perceptron import Perceptron
@@ -73,3 +74,10 @@ def test_the_network_sees_which_token_is_where():
     targets = jnp.array([4, 0])
     expected = softmax_loss(stablemax_logits(logits), targets)
     np.testing.assert_allclose(stable.losses(hidden, targets), expected, rtol=1e-6)
+
+
+def test_other_lengths_are_refused_where_there_are_none():
+    task = Addition(ModularAddition(modulus=5))
+    check_lengths(task, 'validation', OPERANDS, (1,))
+    with pytest.raises(UserError, match='--multiples holds 2; Addition has examples of the training length alone'):
+        check_lengths(task, 'validation', OPERANDS, (1, 2))
