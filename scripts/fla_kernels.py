@@ -70,15 +70,14 @@ def timed(function: Callable[[], Any], rounds: int = 30) -> float:
     """Median milliseconds of a call."""
     for _ in range(5):
         function()
-    times = []
-    for _ in range(rounds):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(rounds)]
+    # Queued one after the other, as `pallas_kernels.bench` has it: waiting for each would time its launches too.
+    for start, end in events:
         start.record()
         function()
         end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end))
-    return sorted(times)[rounds // 2]
+    torch.cuda.synchronize()
+    return sorted(start.elapsed_time(end) for start, end in events)[rounds // 2]
 
 
 if __name__ == '__main__':

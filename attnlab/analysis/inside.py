@@ -105,10 +105,10 @@ def analyse_inside(question: Question, printer: Printer, *, tuned: bool = False)
 
     Influences are of the second half of a row on what lies up to half a row back, inside of a document; of a model that
     is bidirectional, of tokens all over the row, to both sides. The tuned lens is fitted to the first half of the rows
-    and measured on the others. Raises `UserError` for rows that do not exist, a model without layers, and one row for
-    the tuned lens.
+    and measured on the others. Raises `UserError` for rows that do not exist, a model without layers or with
+    a head that reads more than their output, and one row for the tuned lens.
     """
-    question.check_layers()
+    question.check_stream()
     one_stack(question.loaded.setup.model)
     if tuned and question.rows < 2:
         raise UserError(

@@ -201,10 +201,10 @@ def _level(found: Sequence[_Row], at: int, count: int, losses: Mapping[str, floa
 def analyse_massive(question: Question, printer: Printer) -> Massive:
     """Looks for massive activations of a checkpoint on rows of a split, and sets them otherwise.
 
-    Writes `analysis/<step>-massive.json`. Raises `UserError` for rows that do not exist, a model without layers, and a
-    residual with several streams.
+    Writes `analysis/<step>-massive.json`. Raises `UserError` for rows that do not exist, a model without layers or
+    with a head that reads more than their output, and a residual with several streams.
     """
-    question.check_layers()
+    question.check_stream()
     batches = question.batches()
     found = looked_at(question.loaded, batches)
     tables = _tables(found, batches, shown_by(question.loaded, question.workdir), question.title)

@@ -7,7 +7,9 @@ from typing import Any
 
 from attnlab.errors import UserError
 from attnlab.files import check_own, write_results
+from attnlab.models.forecasters import WindowModel
 from attnlab.models.predictor import Stacked
+from attnlab.models.separators import Separator
 from attnlab.runs.loading import Loaded, load_run
 from attnlab.tables import Printer, Table
 from attnlab.tasks.task import Batch
@@ -74,6 +76,15 @@ class Question:
         """Raises `UserError`, which ends in `clause`, for a model without a stack of layers."""
         if not isinstance(self.loaded.setup.model, Stacked):
             raise UserError(f'{self.workdir} holds a {type(self.loaded.setup.model).__name__}, {clause}')
+
+    def check_stream(self) -> None:
+        """Raises `UserError` for a model without a stack of layers, and for one whose head reads more than their output."""
+        self.check_layers()
+        model = self.loaded.setup.model
+        if isinstance(model, WindowModel | Separator):
+            raise UserError(
+                f'{self.workdir} holds a {type(model).__name__}, whose head does not read the output of its layers as it is'
+            )
 
     def record(self) -> dict[str, Any]:
         """What a file of results says of it: the part of a request that all analyses have."""

@@ -256,7 +256,8 @@ def _during(norm: Any, ctx: Context, state: State | None) -> Norm:
 def fed(mlp: Any, x: Sequence, ctx: Context) -> Sequence:
     """The output of a channel mixer without a state; one that routes may draw, in training, where tokens go."""
     if getattr(mlp, 'routes', False):
-        return mlp(x, None if ctx.deterministic else ctx.fold_in(IN_EXPERTS).dropout_key, ctx.labels, ctx.segments)
+        key = None if ctx.deterministic else ctx.fold_in(IN_EXPERTS).dropout_key
+        return mlp(x, key, ctx.labels, ctx.segments, trains=not ctx.deterministic)
     return mlp(x)
 
 

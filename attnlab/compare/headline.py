@@ -157,8 +157,13 @@ def _against(score: Measured, baselines: Mapping[str, float], digits: int, *, hi
 
 
 def shown_digits(scores: Sequence[Measured]) -> int:
-    """Decimals: two digits of the typical error, from 2 to 4; four where no error is known."""
+    """Decimals: two digits of the typical error, from 2 to 4; four where no error is known.
+
+    Where all scores are below 0.1 up to 9, so that four digits of the largest are seen.
+    """
+    largest = max((abs(one.mean) for one in scores if math.isfinite(one.mean)), default=0.0)
+    most = min(max(3 - math.floor(math.log10(largest)), 4), 9) if largest else 4
     errors = sorted(one.half_width for one in scores if one.half_width)
     if not errors:
-        return 4
-    return min(max(1 - math.floor(math.log10(errors[len(errors) // 2])), 2), 4)
+        return most
+    return min(max(1 - math.floor(math.log10(errors[len(errors) // 2])), 2), most)

@@ -273,12 +273,18 @@ def find_knobs(config: ConfigDict, knobs: Mapping[str, str], multiples: Multiple
     found = {
         name: Knob(
             argument,
-            tuple(f'model.{key}' for key in leaves if key.endswith(end)),
+            tuple(f'model.{key}' for key in _adjustable(name, [key for key in leaves if key.endswith(end)], leaves)),
             multiples.state if name == 'state' else multiples.width,
         )
         for name, (argument, end) in ends.items()
     }
     return {name: knob for name, knob in found.items() if knob.keys}
+
+
+def _adjustable(name: str, keys: Sequence[str], leaves: Mapping[str, Any]) -> Sequence[str]:
+    """Sizes of the state that follow from the width, of other layers of a hybrid, are left to it where some do not."""
+    own = [key for key in keys if leaves[key] is not None]
+    return own if name == 'state' and own else keys
 
 
 def _pyramidal(config: ConfigDict) -> bool:

@@ -38,7 +38,12 @@ def measure(text: str) -> Measure:
 
 
 def decode_ms(setup: Setup) -> float:
-    """Milliseconds of one step of decoding one sequence, at the length trained on, on the device at hand."""
+    """Milliseconds of one step of decoding one sequence, at the length trained on, on the device at hand.
+
+    Raises `UserError` for a model that does not read tokens one by one.
+    """
+    if not setup.model.decodes:
+        raise UserError('decode_ms is for models that decode tokens one by one; this one does not')
     variables = setup.initialize().variables
     state = nnx.merge(setup.graphdef, variables).init_state(1, setup.length)
     token = jnp.zeros((1, 1), jnp.int32)
@@ -55,7 +60,7 @@ def decode_ms(setup: Setup) -> float:
         logits, state = decode(variables, state, jnp.int32(position))
         jax.block_until_ready(logits)
         seconds.append(time.perf_counter() - began)
-    return 1000 * float(np.median(seconds[1:]))
+    return 1000 * float(np.median(seconds[1:] or seconds))
 
 
 MEASURES: dict[str, Measure] = {

@@ -100,17 +100,18 @@ def shared_name(names: Sequence[str]) -> str:
 def merged(name: str, results: Sequence[RunResult]) -> RunResult:
     """One result for runs that differ only in seed: the mean score with its interval by Student's t.
 
-    The noise of the test set, on which all seeds are evaluated, is the root mean square of that of the runs. The seeds
+    The noise of the test set, on which all seeds are evaluated, is the root mean square of that of the runs where it is known. The seeds
     of the settings are listed together, so that groups with the same seeds count as equal in them.
     """
     first = results[0]
     scores = tuple(one.score for one in results)
     noises = [one.noise for one in results]
-    noise = float(np.sqrt(np.mean(np.square([value or 0.0 for value in noises])))) if any(noises) else None
+    known = [value for value in noises if value is not None]
+    noise = float(np.sqrt(np.mean(np.square(known)))) if any(known) else None
     measured = of_seeds(scores, noise)
     measured = measured.within(0.0, 1.0) if first.share else measured
     speeds = [one.tokens_per_second for one in results if one.tokens_per_second is not None]
-    seeds = '/'.join(str(one.settings['seed']) for one in results) if 'seed' in first.settings else None
+    seeds = '/'.join(map(str, sorted(one.settings['seed'] for one in results))) if 'seed' in first.settings else None
     return dataclasses.replace(
         first,
         name=name,

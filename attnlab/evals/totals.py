@@ -29,12 +29,9 @@ def curve(average: Average) -> np.ndarray:
 
 
 def _rows(setup: Setup, length: int) -> int:
-    """Rows of an evaluation batch: as many tokens as in training, and a multiple of the batch shards of the mesh.
+    """Rows of an evaluation batch: as many tokens as training computes at a time, as what fits is known of those alone.
 
-    On a device no more tokens than training computes at a time, as what fits there is known of those alone.
+    A multiple of the batch shards of the mesh.
     """
     shards = batch_shards(setup.mesh)
-    rows = setup.batch_size * setup.length // length // shards
-    if setup.rows_at_once is not None:
-        rows = min(rows, setup.rows_at_once * setup.length // length)
-    return max(1, rows) * shards
+    return max(1, setup.rows_of_part * setup.length // length // shards) * shards

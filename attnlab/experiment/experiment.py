@@ -68,7 +68,7 @@ class Finished:
     def curve(self, metric: str) -> list[tuple[int, float]]:
         """The metric over steps, as the run wrote it down."""
         lines = read_lines(self.workdir / METRICS)
-        return [(line['step'], line[metric]) for line in lines if metric in line]
+        return [(line['step'], float(line[metric])) for line in lines if metric in line]
 
     def last(self, metric: str) -> float:
         """The last value of the metric. Raises `UserError` for one that the run has not written down."""

@@ -149,8 +149,13 @@ def measured(rows: Sequence[Row], bounds: tuple[float, float] = (-math.inf, math
     """
     noises = [row['noise'] for row in rows if 'noise' in row and row['noise'] is not None]
     noise = float(np.sqrt(np.mean(np.square(noises)))) if noises else None
-    ours = of_seeds([row['value'] for row in rows], noise).within(*bounds)
+    ours = of_seeds(_values(rows), noise).within(*bounds)
     return dataclasses.replace(ours, low=None, high=None, kind='survivors') if failed else ours
+
+
+def _values(rows: Sequence[Row]) -> list[float]:
+    """The numbers of rows; files have none that are not finite."""
+    return [math.nan if row['value'] is None else row['value'] for row in rows]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +198,7 @@ def _line(name: str, published: Published, rows: Sequence[Row], failed: int) -> 
         f'{name}: {published.metric}' if name else published.metric,
         f'{bound}{published.value:.4g}{spread}',
         f'{ours.mean:.4f}{ends}',
-        ', '.join(f'{row["value"]:.4f}' for row in rows),
+        ', '.join(f'{value:.4f}' for value in _values(rows)),
         str(verdict(published, ours, failed)),
     ]
 
@@ -208,7 +213,7 @@ def published_figure(claims: Claims, rows: Sequence[Row], failed: Sequence[str] 
     figure, panel = panels(len(shown))
     for axes, name in zip(panel, shown, strict=True):
         published = claims[name]
-        values = [row['value'] for row in found[name]]
+        values = _values(found[name])
         ours = measured(found[name], published.bounds, failed_of(name, published, failed))
         axes.plot(range(len(values)), values, 'o', label='ours')
         if ours.low is not None and ours.high is not None:

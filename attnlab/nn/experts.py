@@ -324,11 +324,13 @@ class MixtureOfExperts(Module):
         key: DropoutKey | None = None,
         labels: Float[Array, ''] | None = None,
         segments: Segments | None = None,
+        *,
+        trains: bool = True,
     ) -> Sequence:
         """The mixture; a gate that draws noise in training draws it from `key`, and none without one.
 
         `labels` and `segments` are those of the context, which the penalty of the router needs
-        (`attnlab.functional.penalty`).
+        (`attnlab.functional.penalty`); it is that of training, of which nothing else that is differentiated has any.
         """
         real = None if segments is None else segments != PADDING
         routing = self.routing(x, key, real)
@@ -336,6 +338,8 @@ class MixtureOfExperts(Module):
         activation = activation_called(self.activation)
         y = experts.mixed(x, routing.experts, routing.weights, routing.kept, networks, activation=activation)
         y = y if self.shared is None else y + self.shared(x)
+        if not trains:
+            return y
         return penalised(y, routing.penalty, x[..., 0].size if real is None else jnp.sum(real), labels)
 
     def routing(

@@ -160,7 +160,8 @@ class KernelHash(Module):
 
             w <- argmin of  -mean (1 / (n t)) y^T Y y,  y = tanh(z / 2)        Y <- Y - y y^T,  y = sign(z)
 
-        by descent from where it is, which is kept where the signs do better. Half of the tokens at most are near.
+        by descent from where it is, which is kept where the signs do better, with t the tokens of a row. Half of them
+        at most are near.
         """
         seen = jnp.not_equal(segments, PADDING)
         held, place = self.held(x.dtype), _some(seen[0], self.anchors.shape[-2], key)
@@ -169,12 +170,14 @@ class KernelHash(Module):
         kernels = self._kernels(x, held, segments)
         held = held._replace(means=jnp.einsum('bt,bthm->hm', share, kernels))
         kernels = jnp.where(seen[..., None, None], kernels - held.means[None, None], 0)
-        targets = _targets(x, seen) * held.directions.shape[1]
+        bits = held.directions.shape[1]
+        targets = _targets(x, seen) * bits
+        sizes = bits * jnp.maximum(jnp.sum(seen, axis=1), 1).astype(x.dtype)
 
         def bit(targets: Array, start: Array) -> tuple[Array, Array]:
-            found = _descended(start, kernels, targets, held.directions.shape[1])
+            found = _descended(start, kernels, targets, sizes)
             before, after = (_hard(each, kernels, seen) for each in (start, found))
-            better = _loss(after, targets, 1) < _loss(before, targets, 1)
+            better = _loss(after, targets, sizes) < _loss(before, targets, sizes)
             y = jnp.where(better, after, before)
             return targets - jnp.einsum('bth,bsh->bhts', y, y), jnp.where(better, found, start)
 
@@ -218,15 +221,21 @@ def _some(seen: Bool[Array, ' t'], count: int, key: Array) -> Array:
 def _targets(x: Float[Array, 'b t h k'], seen: Bool[Array, 'b t']) -> Float[Array, 'b h t s']:
     products = jnp.einsum('bthk,bshk->bhts', x, x, precision=jax.lax.Precision.HIGHEST)
     pairs = (seen[:, :, None] & seen[:, None, :])[:, None]
-    count = max(1, min(NEAREST, x.shape[1] // 2))
-    near, far = (jax.lax.top_k(jnp.where(pairs, sign * products, -jnp.inf), count)[0][..., -1:] for sign in (1, -1))
-    alike, unlike = products >= near, -products >= far
+    most = min(NEAREST, x.shape[1])
+    last = jnp.clip(jnp.sum(seen, axis=1) // 2, 1, most)[:, None, None, None] - 1
+
+    def bound(sign: int) -> Float[Array, 'b h t 1']:
+        """The last of what is nearest, or furthest with the sign -1, to every token."""
+        ranked = jax.lax.top_k(jnp.where(pairs, sign * products, -jnp.inf), most)[0]
+        return jnp.take_along_axis(ranked, jnp.broadcast_to(last, (*ranked.shape[:-1], 1)), axis=-1)
+
+    alike, unlike = products >= bound(1), -products >= bound(-1)
     return jnp.where(pairs, alike.astype(x.dtype) - unlike.astype(x.dtype), 0)
 
 
-def _loss(y: Float[Array, 'b t h'], targets: Float[Array, 'b h t s'], bits: int) -> Float[Array, '']:
-    """The mean over rows and heads."""
-    return -jnp.mean(jnp.einsum('bth,bhts,bsh->bh', y, targets, y)) / (y.shape[1] * bits)
+def _loss(y: Float[Array, 'b t h'], targets: Float[Array, 'b h t s'], sizes: Float[Array, ' b']) -> Float[Array, '']:
+    """The mean over rows, each divided by its size, and heads."""
+    return -jnp.mean(jnp.einsum('bth,bhts,bsh->bh', y, targets, y) / sizes[:, None])
 
 
 def _hard(
@@ -237,10 +246,13 @@ def _hard(
 
 
 def _descended(
-    start: Float[Array, 'h m'], kernels: Float[Array, 'b t h m'], targets: Float[Array, 'b h t s'], bits: int
+    start: Float[Array, 'h m'],
+    kernels: Float[Array, 'b t h m'],
+    targets: Float[Array, 'b h t s'],
+    sizes: Float[Array, ' b'],
 ) -> Float[Array, 'h m']:
     def soft(direction: Array) -> Array:
-        return _loss(jnp.tanh(jnp.einsum('bthm,hm->bth', kernels, direction) / 2), targets, bits)
+        return _loss(jnp.tanh(jnp.einsum('bthm,hm->bth', kernels, direction) / 2), targets, sizes)
 
     def step(carry: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:
         direction, velocity = carry

@@ -5,7 +5,8 @@ import pathlib
 import re
 import statistics
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optuna.trial import FrozenTrial
@@ -73,7 +74,7 @@ def status_table(study: Study, name: str = 'trials') -> Table:
     columns = (
         Column('trial', right=True),
         Column('state'),
-        *(Column(key.rpartition('.')[2], _number, True, rank) for rank, key in enumerate(settings, 1)),
+        *(Column(title, _number, True, rank) for rank, title in enumerate(_titles(settings), 1)),
         Column('seed', _number, right=True, rank=len(settings) + 2),
         Column('step', _number, right=True, rank=len(settings) + 1),
         Column(study.sweep.metric, digits('.5g'), right=True),
@@ -166,6 +167,16 @@ def _last(values: Mapping[int, float]) -> float | None:
 
 def _columns(found: list[TrialStatus]) -> list[str]:
     return sorted({key for row in found for key in row.settings})
+
+
+def _titles(keys: Sequence[str]) -> list[str]:
+    """The last names of keys; whole keys where several have the same one."""
+    counts = Counter(_last(key) for key in keys)
+    return [_last(key) if counts[_last(key)] == 1 else key for key in keys]
+
+
+def _last(key: str) -> str:
+    return key.rpartition('.')[2]
 
 
 def _format_settings(settings: Mapping[str, Any]) -> str:

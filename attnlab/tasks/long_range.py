@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
 from attnlab.data.long_range.dataset import Dataset
 from attnlab.data.long_range.drawn import Drawn
@@ -173,7 +173,7 @@ class Denoising(LongRange):
             raise UserError(f'hidden of Denoising is {self.hidden}; it must be a fraction between 0 and 1, or None')
 
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
-        """Loss per predicted position; evaluations always hide the same ones."""
+        """Loss per predicted position; evaluations always hide the same ones of a row, whatever it is read with."""
         apart = self.apart(batch)
         tokens, segments = apart['tokens'], apart['segments']
         there = (segments > 0) & (jnp.repeat(batch['weights'], self.data.kind.documents) > 0)[:, None]
@@ -182,13 +182,27 @@ class Denoising(LongRange):
             predicted = there & (jnp.roll(segments, -1, axis=1) == segments)
             predicted = predicted.at[:, -1].set(False)
         else:
-            key, dropout_key = (jax.random.key(0), None) if dropout_key is None else jax.random.split(dropout_key)
-            predicted = there & jax.random.bernoulli(key, self.hidden, there.shape)
+            if dropout_key is None:
+                drawn = jax.vmap(lambda key: jax.random.bernoulli(key, self.hidden, there.shape[1:]))(_own_keys(tokens))
+            else:
+                key, dropout_key = jax.random.split(dropout_key)
+                drawn = jax.random.bernoulli(key, self.hidden, there.shape)
+            predicted = there & drawn
             chosen = predicted.reshape(*predicted.shape, *(1,) * (tokens.ndim - 2))
             inputs, targets = jnp.where(chosen, jnp.zeros_like(tokens), tokens), tokens
         weights = predicted.astype(jnp.float32)
         hidden, _ = model.hidden(inputs, context(apart | {'tokens': inputs}, dropout_key, weights))
         return {'loss': Average.of(model.losses(hidden, targets, dropout_key), weights)}
+
+
+def _own_keys(tokens: Shaped[Array, 'b t ...']) -> Shaped[Array, ' b']:
+    """A random key of every row, by what is in it."""
+    numbers = tokens.reshape(len(tokens), -1)
+    bits = numbers if jnp.issubdtype(numbers.dtype, jnp.integer) else jax.lax.bitcast_convert_type(numbers, jnp.int32)
+    # Odd, so that no bit is lost; sums wrap around.
+    factors = (2 * jnp.arange(bits.shape[1], dtype=jnp.uint32) + 1) * jnp.uint32(2654435761)
+    sums = jnp.sum(bits.astype(jnp.uint32) * factors[None], axis=1, dtype=jnp.uint32)
+    return jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(0)))(sums)
 
 
 @functools.lru_cache(maxsize=16)

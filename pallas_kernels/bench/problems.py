@@ -121,8 +121,9 @@ def _softmax(z: Sizes) -> Iterator[Problem]:
         'jax.nn.softmax': jax.nn.softmax,
     }
     contenders = {name: _of('x', contender) for name, contender in contenders.items()}
-    taken = _exponentials(cost.softmax(n=z.rows, o=z.row))
-    yield Problem('softmax', f'{z.rows} x {z.row}', {'x': x}, contenders, 5 * x.size, 2 * x.nbytes, x.nbytes, taken)
+    call = cost.softmax(n=z.rows, o=z.row)
+    flops, taken = call.model.forward.flops, _exponentials(call)
+    yield Problem('softmax', f'{z.rows} x {z.row}', {'x': x}, contenders, flops, 2 * x.nbytes, x.nbytes, taken)
 
 
 def _softmax_topk(z: Sizes) -> Iterator[Problem]:
@@ -134,19 +135,21 @@ def _softmax_topk(z: Sizes) -> Iterator[Problem]:
     ours = functools.partial(pallas_kernels.softmax_topk, k=8)
     contenders: dict[str, Contender] = {OURS: ours, **_forms(ours), 'jax.lax.top_k of jax.nn.softmax': separate}
     contenders = {name: _of('x', contender) for name, contender in contenders.items()}
-    taken = _exponentials(cost.softmax_topk(n=z.rows, o=z.row, k=8))
+    call = cost.softmax_topk(n=z.rows, o=z.row, k=8)
+    flops, taken = call.model.forward.flops, _exponentials(call)
     size = f'{z.rows} x {z.row}, k 8'
-    yield Problem('softmax_topk', size, {'x': x}, contenders, 5 * x.size, x.nbytes, exponentials=taken)
+    yield Problem('softmax_topk', size, {'x': x}, contenders, flops, x.nbytes, exponentials=taken)
 
 
 def _attention(z: Sizes) -> Iterator[Problem]:
     b, t, h = z.attended
     arrays = {name: _normal(place, (b, t, h, z.k), z.dtype) for place, name in enumerate('qkv')}
-    flops = 2 * b * h * t**2 * z.k
+    call = cost.attention(b=b, t=t, s=t, h=h, g=h, k=z.k, v=z.k)
+    flops = call.model.forward.flops
     size = f'b {b}, t {t}, h {h}, k {z.k}, causal'
     result = arrays['v'].nbytes
     moved = sum(array.nbytes for array in arrays.values()) + result
-    taken = _exponentials(cost.attention(b=b, t=t, s=t, h=h, g=h, k=z.k, v=z.k))
+    taken = _exponentials(call)
     for weights in MAPS:
         name = repr(weights) if weights.soft_cap else type(weights).__name__
         ours = functools.partial(pallas_kernels.attention, weights=weights)
@@ -248,8 +251,8 @@ def _selective_scan(z: Sizes) -> Iterator[Problem]:
     contenders |= _of_jla(_jax_selective_scan)
     if z.dtype == jnp.float32:
         contenders['lax.scan of the definition'] = _first(functools.partial(ours, implementation='reference'))
-    flops, result = 7 * z.b * z.t * d * n, arrays['x'].nbytes
-    taken = _exponentials(cost.selective_scan(b=z.b, t=z.t, d=d, n=n))
+    call, result = cost.selective_scan(b=z.b, t=z.t, d=d, n=n), arrays['x'].nbytes
+    flops, taken = call.model.forward.flops, _exponentials(call)
     size = f'b {z.b}, t {z.t}, d {d}, n {n}'
     yield Problem('selective_scan', size, arrays, contenders, flops, 3 * result, result, taken)
 
@@ -258,7 +261,7 @@ def _linear_attention(z: Sizes) -> Iterator[Problem]:
     kinds = {'no decay': 'simple_gla', 'scalar': 'simple_gla', 'vector': 'gla'}
     for kind, theirs in kinds.items():
         arrays = _recurrent(z, kind)
-        yield _recurrence(z, 'linear_attention', kind, arrays, 4, theirs)
+        yield _recurrence(z, 'linear_attention', kind, arrays, theirs)
 
 
 def _delta_rule(z: Sizes) -> Iterator[Problem]:
@@ -267,9 +270,9 @@ def _delta_rule(z: Sizes) -> Iterator[Problem]:
         arrays = _recurrent(z, kind)
         arrays['k'] /= jnp.linalg.norm(arrays['k'].astype(jnp.float32), axis=-1, keepdims=True).astype(z.dtype)
         arrays['beta'] = jax.nn.sigmoid(_normal(5, (z.b, z.t, z.h), z.dtype))
-        yield _recurrence(z, 'delta_rule', kind, arrays, 8, theirs)
+        yield _recurrence(z, 'delta_rule', kind, arrays, theirs)
     arrays['gates'] = jax.nn.sigmoid(_normal(6, arrays['k'].shape, z.dtype))
-    yield _recurrence(z, 'delta_rule', 'vector, erase keys', arrays, 8, 'gdn2', _erasing_by_gates)
+    yield _recurrence(z, 'delta_rule', 'vector, erase keys', arrays, 'gdn2', _erasing_by_gates, erase=True)
 
 
 def _erasing_by_gates(*, gates: jax.Array, **arrays: Any) -> Any:
@@ -283,10 +286,10 @@ def _diagonal_low_rank(z: Sizes) -> Iterator[Problem]:
     a /= jnp.linalg.norm(a, axis=-1, keepdims=True)
     arrays['a'] = -a.astype(z.dtype)
     arrays['b'] = (jax.nn.sigmoid(_normal(6, a.shape, jnp.float32)) * a).astype(z.dtype)
-    yield _recurrence(z, 'diagonal_low_rank', 'vector', arrays, 9, 'rwkv7')
+    yield _recurrence(z, 'diagonal_low_rank', 'vector', arrays, 'rwkv7', keys=2)
     del arrays['b']
     arrays['k'] = (jax.nn.sigmoid(_normal(6, a.shape[:3], jnp.float32))[..., None] * a).astype(z.dtype)
-    yield _recurrence(z, 'diagonal_low_rank', 'vector, b is k', arrays, 7, 'rwkv7')
+    yield _recurrence(z, 'diagonal_low_rank', 'vector, b is k', arrays, 'rwkv7')
 
 
 def _recurrent(z: Sizes, kind: str) -> Arrays:
@@ -303,11 +306,11 @@ def _recurrence(
     core: str,
     kind: str,
     arrays: Arrays,
-    per_element: int,
     theirs: str,
     ours: Callable[..., Any] | None = None,
+    **counted: Any,
 ) -> Problem:
-    """A problem of a core with a state `k v`, which does `per_element` operations per element of the state and step.
+    """A problem of a core with a state `k v`; `counted` is what else its cost is asked for.
 
     `theirs` is the kind of call of jax-linear-attention; `ours` calls the core by these arrays where it takes others.
     """
@@ -316,11 +319,11 @@ def _recurrence(
     if target.current().platform == 'cpu':
         contenders['lax.scan of the definition'] = _first(functools.partial(ours, implementation='reference'))
     contenders |= _of_jla(functools.partial(_jax_linear_attention, theirs))
-    flops = per_element * z.b * z.t * z.h * z.k * z.k
     result = arrays['v'].nbytes
     moved = sum(array.nbytes for array in arrays.values()) + result
     decay = None if 'log_decay' not in arrays else 'scalar' if arrays['log_decay'].ndim == 3 else 'vector'
-    taken = _exponentials(getattr(cost, core)(b=z.b, t=z.t, h=z.h, k=z.k, v=z.k, decay=decay))
+    call = getattr(cost, core)(b=z.b, t=z.t, h=z.h, k=z.k, v=z.k, decay=decay, **counted)
+    flops, taken = call.model.forward.flops, _exponentials(call)
     return Problem(core, f'{kind}: b {z.b}, t {z.t}, h {z.h}, k {z.k}', arrays, contenders, flops, moved, result, taken)
 
 

@@ -1,8 +1,9 @@
-"""Precomputed float64 results of the cores: arguments and expectations in one file of arrays."""
+"""Precomputed float64 results of the cores: arguments and expectations, a file of arrays for each call."""
 
 import importlib
+import os
 import pathlib
-import zipfile
+import urllib.parse
 from collections.abc import Iterator
 
 import jax
@@ -15,7 +16,7 @@ from pallas_kernels.cases import attention as attention_cases
 from pallas_kernels.cases.drawing import Call
 from scripts.session.cases import Case
 
-FILE = 'expected.npz'
+FOLDER = 'expected'
 
 
 def call_of(case: Case) -> Call:
@@ -33,27 +34,28 @@ def core_of(case: Case) -> cores.Core:
 
 
 def key(case: Case) -> str:
-    """The prefix of the arrays of a case, the same for all implementations."""
+    """What a case compares with, the same for all implementations."""
     return f'{case.core}/{case.call}/{case.dtype}'
 
 
 def write(folder: pathlib.Path, cases: list[Case]) -> None:
-    """Adds missing expectations to the file; can be interrupted and resumed."""
-    path = folder / FILE
-    there = set(zipfile.ZipFile(path).namelist()) if path.exists() else set()
+    """Writes missing expectations; can be interrupted and resumed."""
+    (folder / FOLDER).mkdir(exist_ok=True)
     for place, case in enumerate(cases):
-        if f'{key(case)}/complete.npy' in there:
+        path = path_of(folder, case)
+        if path.exists():
             continue
         print(f'{place + 1} of {len(cases)}: {key(case)}', flush=True)
-        arrays = [*_arrays(case), ('complete', np.array(True))]
-        with zipfile.ZipFile(path, 'a', zipfile.ZIP_DEFLATED) as file:
-            for name, array in arrays:
-                member = f'{key(case)}/{name}.npy'
-                if member not in there:
-                    with file.open(member, 'w') as out:
-                        np.lib.format.write_array(out, array)
-        there.add(f'{key(case)}/complete.npy')
+        # Beside it until it is whole.
+        with (part := path.with_suffix('.part')).open('wb') as file:
+            np.savez_compressed(file, **dict(_arrays(case)))
+        os.replace(part, path)
         jax.clear_caches()
+
+
+def path_of(folder: pathlib.Path, case: Case) -> pathlib.Path:
+    """The file of a case."""
+    return folder / FOLDER / f'{urllib.parse.quote(key(case), safe=" ,")}.npz'
 
 
 def _arrays(case: Case) -> Iterator[tuple[str, np.ndarray]]:
@@ -78,11 +80,10 @@ def read(folder: pathlib.Path, case: Case) -> tuple[Call, cores.Numbers]:
     """
     with jax.default_device(jax.local_devices(backend='cpu')[0]):
         drawn = call_of(case)
-    with np.load(folder / FILE) as file:
-        names = [name for name in file.files if name.startswith(f'{key(case)}/')]
-        if f'{key(case)}/complete' not in names:
-            raise KeyError(f'{key(case)} was not prepared')
-        filed = {name.removeprefix(f'{key(case)}/'): file[name] for name in names}
+    if not (path := path_of(folder, case)).exists():
+        raise KeyError(f'{key(case)} was not prepared')
+    with np.load(path, allow_pickle=False) as file:
+        filed = {name: file[name] for name in file.files}
     arrays = {name: jnp.asarray(filed[f'argument {name}'], array.dtype) for name, array in drawn.arrays.items()}
     options = jax.tree.map(
         lambda one: jnp.asarray(np.asarray(one)) if isinstance(one, jax.Array) else one, drawn.options

@@ -91,3 +91,12 @@ def test_the_best_is_first_of_equals_the_cheapest_and_what_is_not_finite_last():
     assert [one.name for one in order] == ['cheap', 'dear', 'lost']
     assert stands_out([Entrant('a', SURE), Entrant('b', LOW)]) and not stands_out([Entrant('a', SURE)])
     assert shown_digits([SURE]) == 3 and shown_digits([of_seeds([1.0])]) == 4
+
+
+def test_small_errors_are_seen():
+    small = of_seeds([3e-6, 3.2e-6, 3.1e-6])
+    assert said(Entrant('a', small), higher=False) == (
+        'a reaches accuracy on Recall: 0.00000310 ± 0.00000025 (95 %, 3 seeds).'
+    )
+    assert shown_digits([of_seeds([0.98, 0.980001, 0.980002])]) == 4
+    assert shown_digits([of_seeds([3e-6])]) == 9

@@ -133,6 +133,8 @@ def test_groups_with_the_same_seeds_count_as_equal_in_them(made):
     results = [run_result(read_record(folder)) for folder in folders]
     pair = over_seeds(results, [[0, 1, 2], [3, 4, 5]])
     assert not unequal(equalities(pair, 0.01), pair)
+    pair = over_seeds(results, [[0, 1, 2], [5, 3, 4]])
+    assert not unequal(equalities(pair, 0.01), pair)
     pair = over_seeds(results, [[0, 1, 2], [3, 4]])
     assert unequal(equalities(pair, 0.01), pair) == ['initial parameters (seed: 0/1/2, 0/1)']
 

@@ -15,6 +15,7 @@ from attnlab.metrics import Average
 from attnlab.models.predictor import Predictor
 from attnlab.tasks.addition import Addition
 from attnlab.tasks.language import LanguageModelling
+from attnlab.train import partition
 from attnlab.train.setup import prepare
 from configs.language import get_config
 
@@ -154,7 +155,8 @@ def test_loss_by_position_and_in_all(setup):
 @pytest.mark.parametrize(('size', 'devices'), [('125m', 1), ('1b', 1), ('1b', 2)])
 def test_evaluations_take_no_more_rows_at_once_than_training(size, devices, monkeypatch):
     setup = prepare(get_config(f'zoo=mingru,size={size}'))
-    monkeypatch.setattr(totals, 'batch_shards', lambda mesh: devices)
+    for module in (totals, partition):
+        monkeypatch.setattr(module, 'batch_shards', lambda mesh: devices)
     assert totals._rows(setup, setup.length) == setup.rows_at_once * devices
     assert totals._rows(setup, 2 * setup.length) == setup.rows_at_once * devices // 2
     assert totals._rows(setup, setup.length // 2) == 2 * setup.rows_at_once * devices
@@ -162,3 +164,4 @@ def test_evaluations_take_no_more_rows_at_once_than_training(size, devices, monk
     assert totals._rows(setup, 64 * setup.length) == devices
     free = dataclasses.replace(setup, rows_at_once=None)
     assert totals._rows(free, setup.length) == setup.batch_size
+    assert totals._rows(dataclasses.replace(free, accumulate=2), setup.length) == setup.batch_size // 2

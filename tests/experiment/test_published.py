@@ -95,6 +95,14 @@ def test_seeds_that_are_left_where_others_failed_have_no_interval_and_no_verdict
     assert [text.get_text() for text in legend.get_texts()] == ['ours', 'published', 'mean of ours, 95 %']
 
 
+def test_a_value_that_is_not_finite_is_said():
+    rows = [{'label': f'-{n}', 'value': value} for n, value in enumerate([1.9, None, 1.8])]
+    plot = PublishedPlot({'': CLAIM}, [])
+    (_, line), figure = plot.table(rows), plot.figure(rows)
+    assert line[2:4] == ['nan', '1.9000, nan, 1.8000'] and line[4].startswith('not comparable: 3 seeds have no interval')
+    assert len(figure.axes) == 1
+
+
 def test_two_numbers_of_the_same_runs_have_a_row_each():
     """The noise is that of `value`, and no part of the interval of the other."""
     claims = {'': CLAIM, 'step': dataclasses.replace(CLAIM, value=0.5, metric='over a step', key='over_step')}

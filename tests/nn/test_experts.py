@@ -16,6 +16,7 @@ from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.experts import mixed
 from attnlab.mixers.convolution.gated import GatedConvolution
+from attnlab.mixers.softmax.attention import Attention
 from attnlab.nn.experts import (
     HierarchicalGate,
     LaplaceGate,
@@ -149,6 +150,25 @@ def test_penalties_are_in_the_gradient_alone():
     even = MixtureOfExperts(8, hidden=4, experts=4, active=2, z_loss=0.0, balance=1.0, rngs=nnx.Rngs(0))
     even.router[...] = jnp.zeros((4, 8))
     np.testing.assert_allclose(even.routing(tokens).penalty, 12.0, rtol=1e-5)
+
+
+def test_what_does_not_train_has_no_penalty_in_its_gradients():
+    """Nor has a stack that is evaluated: of a causal one nothing depends on later tokens."""
+    moe, plain = mixture(balance=0.3, z_loss=0.2), mixture(balance=0.0, z_loss=0.0)
+    found, without = (jax.grad(lambda x, m=m: jnp.sum(m(x, trains=False)))(X) for m in (moe, plain))
+    np.testing.assert_array_equal(found, without)
+    mlp = functools.partial(MixtureOfExperts, hidden=4, experts=4, active=2)
+    block = Block(8, mixer=functools.partial(Attention, heads=2), mlp=mlp, rngs=nnx.Rngs(0))
+    ctx = Context.full(1, 6)
+
+    def early(x, ctx):
+        return jnp.sum(block(x, ctx)[0][:, 2])
+
+    x = noise(1, 6, 8)
+    reach = np.abs(jax.grad(early)(x, ctx)).sum(axis=(0, 2))
+    assert (reach[:3] > 0).all() and not reach[3:].any()
+    trained = dataclasses.replace(ctx, deterministic=False, dropout_key=jax.random.key(0))
+    assert np.abs(jax.grad(early)(x, trained)).sum(axis=(0, 2))[3:].all()
 
 
 def test_ties_and_types_are_decided():

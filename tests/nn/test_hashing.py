@@ -104,18 +104,18 @@ def test_the_fit_is_that_of_the_paper(kind):
             centred = kernels(x[row, :, head], anchors[head], spreads[row]) - means
             all_kernels[head, row] = np.where(SEEN[row][:, None], centred, 0)
             goals[head, row] = BITS * targets(x[row, :, head], SEEN[row])
-    starts = np.asarray(subject.directions[...], np.float64)
+    starts, sizes = np.asarray(subject.directions[...], np.float64), BITS * SEEN.sum(axis=1)
 
     def loss(codes):
-        return -np.einsum('hbt,hbts,hbs->hb', codes, goals, codes).mean() / (TOKENS * BITS)
+        return -(np.einsum('hbt,hbts,hbs->hb', codes, goals, codes) / sizes).mean()
 
     for bit in range(BITS):
         direction, velocity = starts[:, bit].copy(), np.zeros((HEADS, ANCHORS))
         for _ in range(hashing.STEPS):
             soft = np.tanh(np.einsum('hbtm,hm->hbt', all_kernels, direction) / 2)
             both = np.einsum('hbts,hbs->hbt', goals + goals.swapaxes(2, 3), soft)
-            gradient = -np.einsum('hbt,hbt,hbtm->hm', both, (1 - soft**2) / 2, all_kernels)
-            gradient /= HEADS * 2 * TOKENS * BITS
+            slopes = (1 - soft**2) / 2 / sizes[None, :, None]
+            gradient = -np.einsum('hbt,hbt,hbtm->hm', both, slopes, all_kernels) / (HEADS * 2)
             velocity = hashing.MOMENTUM * velocity + gradient
             direction = direction - hashing.RATE * (gradient + hashing.MOMENTUM * velocity)
         before, after = (

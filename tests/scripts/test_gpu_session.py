@@ -7,7 +7,10 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
+import types
+import urllib.parse
 
 import jax
 import numpy as np
@@ -17,7 +20,7 @@ import pallas_kernels
 from pallas_kernels import dispatch, target, tiling, tuning
 from pallas_kernels.bench import table
 from scripts.session import cases, expected, lines, parent, preparation, report, turn
-from scripts.session.stages import correct, limits, profile, sanitize, tune
+from scripts.session.stages import bench, correct, limits, profile, sanitize, tune
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SCRIPT = ROOT / 'scripts' / 'gpu_session.py'
@@ -389,8 +392,51 @@ def test_expectations_are_prepared_of_the_cases_that_are_asked_for_alone(tmp_pat
         'correct/softmax/one/float32/mosaic_gpu',
         'check/smoke',
     ]
-    members = np.load(tmp_path / expected.FILE).files
-    assert members and all(member.startswith('softmax/one/float32/') for member in members)
+    files = sorted((tmp_path / expected.FOLDER).iterdir())
+    assert [urllib.parse.unquote(file.stem) for file in files] == ['softmax/one/float32']
+
+
+def test_what_was_written_before_an_interruption_stays(tmp_path, monkeypatch):
+    one, two = (correct.case('linear_scan', name, 'float32', 'xla') for name in ('one', 'two'))
+    expected.write(tmp_path, [one])
+    before = expected.path_of(tmp_path, one).read_bytes()
+    whole = expected._arrays
+
+    def interrupted(case):
+        yield next(iter(whole(case)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(expected, '_arrays', interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        expected.write(tmp_path, [one, two])
+    with pytest.raises(KeyError, match='linear_scan/two/float32 was not prepared'):
+        expected.read(tmp_path, two)
+    monkeypatch.undo()
+    expected.write(tmp_path, [one, two])
+    assert expected.path_of(tmp_path, one).read_bytes() == before and expected.read(tmp_path, two)[1]
+
+
+def test_arrays_are_drawn_while_nothing_is_timed(tmp_path, monkeypatch):
+    """Else a process that takes its next case would compute beside another's clock."""
+    timed, drawn = threading.Event(), []
+
+    def problems(core, sizes):
+        drawn.append(timed.is_set())
+        yield types.SimpleNamespace(arrays={})
+
+    def ask():
+        with turn.Turn(tmp_path) as other:
+            bench.problem_of(cases.Case('bench/softmax/0', 'bench', 1, 'softmax', '0'), other)
+
+    monkeypatch.setattr(bench.problems, 'problems', problems)
+    thread = threading.Thread(target=ask, daemon=True)
+    with turn.Turn(tmp_path) as mine, mine.alone():
+        timed.set()
+        thread.start()
+        time.sleep(0.2)
+        timed.clear()
+    thread.join(10)
+    assert drawn == [False]
 
 
 def test_what_is_asked_once_is_measured_once(tmp_path):

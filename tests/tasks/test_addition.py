@@ -78,6 +78,6 @@ def test_the_network_sees_which_token_is_where():
 
 def test_other_lengths_are_refused_where_there_are_none():
     task = Addition(ModularAddition(modulus=5))
-    check_lengths(task, 'validation', OPERANDS, (1,))
+    check_lengths(task, 'test', OPERANDS, (1,))
     with pytest.raises(UserError, match='--multiples holds 2; Addition has examples of the training length alone'):
-        check_lengths(task, 'validation', OPERANDS, (1, 2))
+        check_lengths(task, 'test', OPERANDS, (1, 2))

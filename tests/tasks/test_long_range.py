@@ -251,6 +251,34 @@ def test_hidden_places_are_predicted_and_not_seen(key):
         Denoising(SHORT, hidden=1.0)
 
 
+def test_evaluations_hide_the_same_places_of_a_row_in_any_batch():
+    seen = []
+
+    class Blind(Predictor):
+        def hidden(self, tokens, ctx, state=None):
+            seen.append(np.asarray(tokens))
+            return jnp.zeros((*tokens.shape, 2)), state
+
+        def losses(self, hidden, targets, key=None):
+            return jnp.zeros(targets.shape[:2])
+
+    def shown(data, length, rows):
+        """The rows of a split, a batch of so many after the other, as a model sees them."""
+        task, seen[:] = Denoising(data, hidden=0.3), []
+        batch = batch_of(task.source('train', length), 8)
+        for start in range(0, 8, rows):
+            task.measure(Blind(), {name: array[start : start + rows] for name, array in batch.items()}, None)
+        return np.concatenate(seen)
+
+    whole = shown(SHORT, 48, 8)
+    np.testing.assert_array_equal(shown(SHORT, 48, 2), whole)
+    pytest.importorskip('sklearn')
+    numbers = shown(Digits(), 64, 8)
+    np.testing.assert_array_equal(shown(Digits(), 64, 1), numbers)
+    hidden = numbers[..., 0] == 0
+    assert (hidden.sum(axis=1) > 8).all() and len(np.unique(hidden, axis=0)) == 8
+
+
 def test_errors_of_numbers_are_absolute():
     pytest.importorskip('sklearn')
     task = Denoising(Digits(), hidden=0.5)

@@ -37,6 +37,7 @@ from attnlab.errors import UserError
 from attnlab.quantize.training import packed_bytes
 from attnlab.runs.record import Record
 from attnlab.sweep.study import STATES, Study, read_confirmation, workdir
+from attnlab.train.average import SUFFIX
 from attnlab.train.cost import LayerCore
 from attnlab.train.setup import ROUNDING
 
@@ -332,8 +333,9 @@ def lengths(record: Record, metric: str) -> dict[int, float]:
 
 
 def _first_multiple(config: ConfigDict, evaluator: str) -> int:
+    name = evaluator.removesuffix(SUFFIX)
     for one in config.evals:
-        if one.name == evaluator and 'multiples' in one:
+        if one.name == name and 'multiples' in one:
             return one.multiples[0]
     return 1
 

@@ -16,7 +16,7 @@ from attnlab.errors import UserError
 MODULES = (
     'asyncio', 'email', 'http', 'importlib', 'logging', 'multiprocessing', 'pydecimal', 'unittest', 'urllib', 'xml'
 )  # fmt: skip
-"""The modules by label: the ten largest in Python 3.12 and later."""
+"""The modules by label: ten of the largest in Python 3.12 and later."""
 
 PLACES = {'train': range(8), 'valid': range(8, 9), 'test': range(9, 10)}
 """The indices of each split's passages among ten consecutive ones."""
@@ -27,7 +27,7 @@ class Authorship(Dataset):
     """Passages of `span` bytes of the running Python's sources, labelled by module, one of ten.
 
     A module's files are concatenated and cut into passages that do not overlap; of every ten the ninth is for
-    validation, the tenth for testing. Every module has equally many; duplicate passages are removed. The passages
+    validation, the tenth for testing. Equally many are cut of every module; those that occur twice are left out. The passages
     depend on the version of Python, which is recorded: results are comparable only for the same version.
 
     Attributes:

@@ -11,6 +11,7 @@ import numpy as np
 from attnlab.data.edition import Editioned
 from attnlab.data.long_range.dataset import Dataset, Example, Kind, digest_of, known_split
 from attnlab.data.synthetic.problem import SPLITS
+from attnlab.errors import UserError
 
 
 class Distribution(Editioned, abc.ABC):
@@ -46,6 +47,10 @@ class Drawn(Dataset):
     seed: int = 0
     train: int = 96_000
     held_out: int = 2_000
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f'seed of Drawn is {self.seed}; it must be from 0 to 2^32 - 1')
 
     @property
     def kind(self) -> Kind:

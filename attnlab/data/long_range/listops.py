@@ -75,6 +75,13 @@ class ListOps(Distribution):
                 'ListOps needs shortest of at least 3, longest above shortest + 1, and max_depth and max_arguments '
                 f'of at least 2; got {self}'
             )
+        most = 1
+        for _ in range(self.max_depth - 1):
+            most = 2 + self.max_arguments * most
+            if most > self.shortest:
+                break
+        else:
+            raise UserError(f'no expression of {self} has more than {most} tokens; shortest is {self.shortest}')
         if not 0.0 < self.operators < 1.0:
             raise UserError(f'operators of ListOps is {self.operators}; it must be a probability between 0 and 1')
 

@@ -20,6 +20,9 @@ SEGMENT_TRIALS = 3
 DISTRACTOR_TRIALS = 5
 """Attempts at drawing a distractor before it is omitted."""
 
+TRIALS = 300_000
+"""Attempts at drawing both long paths before settings are refused; those of papers take some hundreds."""
+
 FULL = 255
 """The greatest level of a pixel: what is drawn and what is occupied is kept in bytes."""
 
@@ -128,6 +131,8 @@ class Pathfinder(Distribution):
                 f'seed_distance of Pathfinder is {self.seed_distance}; it must be at least 1 and below '
                 f'a quarter of size, {self.size}'
             )
+        if self.dash < 1:
+            raise UserError(f'dash of Pathfinder is {self.dash}; it must be at least 1 pixel')
         if self.contour < 2 or self.distractor_contour < 1 or not self.margins or min(self.margins) < 1:
             raise UserError(
                 'Pathfinder needs a contour of at least 2, a distractor_contour of at least 1, and margins of '
@@ -147,9 +152,9 @@ class Pathfinder(Distribution):
         rand = random.Random(int.from_bytes(stream.generate_state(8).tobytes(), 'little')).random
         label = int(2 * rand())
         shapes = _shapes(self, self.margins[int(rand() * len(self.margins))])
-        grown = None
-        while grown is None:
-            grown = _two_paths(shapes, rand)
+        grown = next((found for _ in range(TRIALS) if (found := _two_paths(shapes, rand)) is not None), None)
+        if grown is None:
+            raise UserError(f'{TRIALS} trials found no room for both paths of {self}; make size larger or contour smaller')
         paths, canvas = grown
         distractors = []
         for _ in range(self.distractors):

@@ -1,9 +1,11 @@
 """Prepares a data set: draws or downloads it, writes it, and verifies it by reading it back."""
 
+import contextlib
 import dataclasses
 import hashlib
 import pathlib
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from attnlab.data.long_range.blocks import Progress
 from attnlab.data.long_range.dataset import digest_of
 from attnlab.data.long_range.drawn import example
 from attnlab.data.long_range.preparable import preparable
-from attnlab.data.long_range.prepared import hashes, library
+from attnlab.data.long_range.prepared import hashes, library, opening
 from attnlab.errors import UserError
 
 TOGETHER = 256
@@ -76,13 +78,24 @@ def prepare(name: str, data_dir: pathlib.Path, workers: int, progress: Progress)
     if fresh:
         tfds.disable_progress_bar()
         settings = tfds.download.DownloadConfig(try_download_gcs=False)
-        builder.download_and_prepare(download_dir=downloads, download_config=settings, file_format='array_record')
-    splits = verify(builder, progress)
+        with _writing(folder):
+            builder.download_and_prepare(download_dir=downloads, download_config=settings, file_format='array_record')
+    with opening(folder):
+        splits = verify(builder, progress)
     if isinstance(builder, DrawnBuilder):
         for blocks in builder.blocks(downloads / name).values():
             for path in blocks.files():
                 path.unlink()
     return Preparation(folder, fresh, splits)
+
+
+@contextlib.contextmanager
+def _writing(folder: pathlib.Path) -> Iterator[None]:
+    """What the library's writer raises where there is no room left, as a `UserError`."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise UserError(f'cannot write to {folder}: {" ".join(str(error).split())}') from error
 
 
 def verify(builder: Any, progress: Progress) -> tuple[Split, ...]:

@@ -1,5 +1,6 @@
 """Data sets that are prepared once, by `attnlab data prepare`, then read by index."""
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -12,6 +13,7 @@ import numpy as np
 from attnlab.data.long_range.dataset import Dataset, Example, Kind, known_split
 from attnlab.data.long_range.preparable import preparable
 from attnlab.errors import UserError, optional
+from attnlab.files import read_json
 
 FOLDER = '~/tensorflow_datasets'
 """The default folder of data sets."""
@@ -74,7 +76,8 @@ class Prepared(Dataset):
             raise UserError(f'{folder / self.name} was {other}; {remedy}')
         ready = folder / self.name / version(self.name)
         _check_features(ready)
-        return library().builder_from_directory(ready)
+        with opening(ready):
+            return library().builder_from_directory(ready)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +99,7 @@ def _check_features(folder: pathlib.Path) -> None:
     try:
         named = _named_classes(json.loads(path.read_text()))
         foreign = next((name for name in named if not name.startswith(FEATURES)), None)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f'{path} cannot be read: {error}') from error
     if foreign is not None:
         raise UserError(f'{path} names the class {foreign}, which would be imported; it must be one of {FEATURES}*')
@@ -140,7 +143,28 @@ def of_another(name: str, data_dir: pathlib.Path) -> str | None:
 
 def hashes(builder: Any) -> dict[str, str]:
     """The SHA-256 of each split's content, recorded at preparation, by the split's name on disk."""
-    return json.loads((pathlib.Path(builder.data_dir) / 'metadata.json').read_text())['content']
+    path = pathlib.Path(builder.data_dir) / 'metadata.json'
+    remedy = 'delete its folder and prepare it again'
+    try:
+        found = read_json(path, remedy)
+    except OSError as error:
+        raise UserError(f'{path} cannot be read: {error.strerror}; {remedy}') from error
+    content = found.get('content') if isinstance(found, dict) else None
+    if not isinstance(content, dict):
+        raise UserError(f'{path} does not say what was written; {remedy}')
+    return content
+
+
+@contextlib.contextmanager
+def opening(folder: pathlib.Path) -> Iterator[None]:
+    """Turns whatever the library raises for a damaged data set into a `UserError`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = ' '.join(str(error).split())
+        raise UserError(f'{folder} is damaged ({reason}); delete it and prepare it again') from error
 
 
 def library() -> Any:

@@ -81,4 +81,6 @@ def _document(x: np.ndarray, kind: Kind, length: int, number: int) -> Row:
     else:
         numbers = x.reshape(len(x), kind.channels).astype(np.float32)
         tokens[: len(x)] = (numbers - np.float32(kind.mean)) / np.float32(kind.deviation)
-    return {'tokens': tokens, 'segments': segments, 'positions': np.arange(length, dtype=np.int32)}
+    # Padding is at no place of a document, so that none is beyond the longest that a model can be told.
+    positions = np.where(segments, np.arange(length), 0).astype(np.int32)
+    return {'tokens': tokens, 'segments': segments, 'positions': positions}

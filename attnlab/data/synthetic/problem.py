@@ -135,7 +135,7 @@ class Examples:
         row = {
             'tokens': _padded(example.tokens, blank, np.int32 if self.problem.features is None else np.float32),
             'segments': _padded(np.ones(used), blank, np.int32),
-            'positions': np.arange(self.length, dtype=np.int32),
+            'positions': _padded(np.arange(used), blank, np.int32),
             'at': _padded(example.at, unlabelled, np.int32),
             'targets': _padded(example.targets, unlabelled, np.int32 if example.targets.ndim == 1 else np.float32),
             'weights': _padded(np.ones(labels), unlabelled, np.float32),

@@ -256,7 +256,7 @@ def _read(text: str) -> tuple[list[Rule], list[Terminal], list[str]]:
     library = optional('lark', 'a grammar')
     try:
         made = library.Lark(text, parser='earley', lexer='dynamic_complete', start=START)
-    except (library.exceptions.LarkError, OSError) as error:
+    except (library.exceptions.LarkError, OSError, RecursionError) as error:
         reason = ' '.join(str(error).split())
         raise UserError(f'the grammar is none in the notation of Lark: {reason}') from error
     terminals: list[Terminal] = []
@@ -264,6 +264,9 @@ def _read(text: str) -> tuple[list[Rule], list[Terminal], list[str]]:
     for defined in made.terminals:
         places[defined.name] = ~len(terminals)
         terminals.append(_terminal(defined.name, defined.pattern))
+    asked = {symbol.name for rule in made.rules for symbol in rule.expansion if symbol.is_term}
+    if absent := sorted(asked - places.keys()):
+        raise UserError(f'the grammar declares the terminal {absent[0]} and does not say what it is')
     ends = {rule.origin.name for rule in made.rules}
     names = ['', ' ', *sorted(map(str, ends))]
     numbers = {name: index for index, name in enumerate(names)}

@@ -112,7 +112,10 @@ class TextFiles(Corpus):
         files = self._files(self.path)
         if path == valid_path:
             return files
-        left = [(name, file) for name, file in files if not file.resolve().is_relative_to(valid_path)]
+        # Files of both may be links to those of the other.
+        held = {file.resolve() for _, file in self._files(self.valid_path)}
+        found = [(name, file, file.resolve()) for name, file in files]
+        left = [(name, file) for name, file, real in found if not real.is_relative_to(valid_path) and real not in held]
         if not left:
             raise UserError(f'every file of {path} is in {valid_path}, which is valid_path: none is left to train on')
         return left
@@ -194,6 +197,6 @@ def _cut(content: bytes, fraction: float) -> int:
     line = content.rfind(b'\n', nearby, cut)
     if line >= 0:
         return line + 1
-    while 0 < cut < len(content) and content[cut] & 0xC0 == 0x80:
-        cut -= 1
-    return cut
+    # A character has at most four bytes; what is no text may go on like the middle of one.
+    back = range(cut, max(cut - 4, -1), -1)
+    return next((at for at in back if at == len(content) or content[at] & 0xC0 != 0x80), cut)

@@ -105,14 +105,15 @@ class BytePairs:
 
     Attributes:
       vocab: number of tokens, at least 256.
-      train_bytes: how much of the `train` split, from its beginning, it is trained on.
+      train_bytes: how much of the `train` split, from its beginning, it is trained on, to the end of the document in
+        which that is reached, or of a part of about 1 MiB of a longer one.
     """
 
     vocab: int = 4096
     train_bytes: int = 32 * 2**20
 
     def train(self, contents: Iterable[bytes]) -> 'TrainedBytePairs':
-        """The tokenizer trained on the first `train_bytes` of `contents`, deterministic.
+        """The tokenizer trained on `contents` up to `train_bytes`, see there; deterministic.
 
         Runs of more than 4096 characters without a break, such as of DNA, are taken in parts.
 

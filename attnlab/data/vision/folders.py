@@ -5,6 +5,7 @@ import functools
 import hashlib
 import io
 import pathlib
+import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,9 @@ from attnlab.errors import UserError
 SUFFIXES = ('.bmp', '.gif', '.jpeg', '.jpg', '.pgm', '.png', '.ppm', '.tif', '.tiff', '.webp')
 FORMATS = ('BMP', 'GIF', 'JPEG', 'PNG', 'PPM', 'TIFF', 'WEBP')
 """What a file may be, whatever its name says: of others Pillow would have a program read some, as PostScript."""
+
+UNREADABLE = (OSError, ValueError, SyntaxError, struct.error)
+"""What Pillow raises for a damaged file, besides errors of its own; the last where EXIF data are written anew."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +123,7 @@ def read_image(
                 )
             upright = ImageOps.exif_transpose(image).convert('L' if channels == 1 else 'RGB')
             return np.asarray(ImageOps.fit(upright, (size, size), Image.Resampling.BILINEAR))
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError, SyntaxError) as error:
+    except (*UNREADABLE, UnidentifiedImageError, Image.DecompressionBombError) as error:
         raise UserError(f'{path} is not an image that can be read: {error}') from error
 
 

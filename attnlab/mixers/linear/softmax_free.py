@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.functional.documents import block_slots
+from attnlab.functional.documents import block_slots, document_means
 from attnlab.functional.newton import FIXED, BacktrackedStep, FixedStep
 from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recurrences import document_starts
@@ -113,7 +113,9 @@ class SoftmaxFreeAttention(TwoSided):
         values = by_head(v, self.heads).astype(wide)
         y = jnp.einsum('bhtn,bthv->bhnv', to_landmarks, values)
         y = jnp.einsum('bhtn,bhnv->bthv', to_landmarks, jnp.einsum('bhnm,bhmv->bhnv', inverse, y))
-        y = jnp.where((slots.there & (slots.index == slots.count))[..., None], jnp.nan, y.reshape(x.shape))
+        # All of a document with a token that has no slot: its other tokens would have some of the landmarks alone.
+        lost = document_means((slots.there & (slots.index == slots.count)).astype(wide), ctx.segments) > 0
+        y = jnp.where((slots.there & lost)[..., None], jnp.nan, y.reshape(x.shape))
         return self.output(y.astype(x.dtype) + self.conv(v, ctx.segments)), None
 
     def _landmarks(self, q: Float[Array, 'b s h k']) -> Float[Array, 'b n h k']:

@@ -45,4 +45,4 @@ class ClassificationHead(Head):
 
     def logits(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:
         """Scores of the classes, in float32."""
-        return wide(self.linear(hidden))
+        return self.linear(wide(hidden))

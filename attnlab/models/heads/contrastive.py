@@ -64,7 +64,7 @@ class BlockContrastiveHead(ClassificationHead):
 
     def apart(self, hidden: Float[Array, '*b d'], targets: Int[Array, '*b']) -> Float[Array, '']:
         """The second term: how alike the means of the classes are."""
-        projected = wide(self.project(hidden))
+        projected = self.project(wide(hidden))
         projected = projected.reshape(-1, projected.shape[-1])
         own = jax.nn.one_hot(targets.reshape(-1), self.classes, dtype=projected.dtype)
         counts = jnp.sum(own, axis=0)

@@ -66,7 +66,7 @@ class AtomsHead(Head):
         return self.low + step * jnp.minimum(below, self.atoms - 1).astype(reached.dtype)
 
     def _scores(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o n']:
-        return wide(self.linear(hidden)).reshape(*hidden.shape[:-1], self.outputs, self.atoms)
+        return self.linear(wide(hidden)).reshape(*hidden.shape[:-1], self.outputs, self.atoms)
 
 
 class ImplicitQuantiles(Head):
@@ -137,7 +137,7 @@ class ImplicitQuantiles(Head):
         orders = np.pi * np.arange(self.waves).reshape((1,) * levels.ndim + (-1,))
         waves = jnp.cos(levels[..., None] * jnp.asarray(orders, levels.dtype))
         described = jax.nn.relu(self.level(waves.astype(hidden.dtype)))
-        return wide(self.linear(hidden[..., None, :] * described))
+        return self.linear(wide(hidden)[..., None, :] * described)
 
     def _loss(self, hidden: Array, targets: Array, levels: Array) -> Array:
         apart = wide(targets)[..., None, :] - self.quantiles(hidden, levels)

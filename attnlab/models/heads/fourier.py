@@ -86,5 +86,5 @@ class FourierHead(Head):
 
     def _coefficients(self, hidden: Float[Array, '*b d']) -> tuple[Float[Array, '*b k'], Float[Array, '*b k']]:
         """Real and imaginary parts of a."""
-        real, imaginary = jnp.split(wide(self.linear(hidden)), 2, axis=-1)
+        real, imaginary = jnp.split(self.linear(wide(hidden)), 2, axis=-1)
         return real, imaginary

@@ -52,4 +52,4 @@ class GumbelHead(ClassificationHead):
 
     def logits(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:
         """`log q = -exp(-x)`, in float32."""
-        return -jnp.exp(-jnp.maximum(wide(self.linear(hidden)), LEAST))
+        return -jnp.exp(-jnp.maximum(self.linear(wide(hidden)), LEAST))

@@ -49,7 +49,7 @@ class MixtureOfSoftmaxes(Head):
         return sampling.sample(linear_logits(context, self.weight[...]), second, temperature=1.0, top_p=1.0)
 
     def _log_prior(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b m']:
-        return jax.nn.log_softmax(wide(self.prior(hidden)))
+        return jax.nn.log_softmax(self.prior(wide(hidden)))
 
     def _contexts(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b m d']:
         return jnp.tanh(self.latent(hidden)).reshape(*hidden.shape[:-1], self.components, hidden.shape[-1])

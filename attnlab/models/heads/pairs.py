@@ -33,4 +33,4 @@ class PairHead(Head):
         """Scores of the classes, in float32 or better."""
         x, y = jnp.split(hidden, 2, axis=-1)
         features = jnp.concatenate([x, y, x * y, x - y], axis=-1)
-        return wide(self.out(jax.nn.relu(self.into(features))))
+        return self.out(wide(jax.nn.relu(self.into(features))))

@@ -82,7 +82,7 @@ class QuantileHead(Head):
         return low + share.astype(low.dtype) * (high - low)
 
     def _found(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o n']:
-        return wide(self.linear(hidden)).reshape(*hidden.shape[:-1], self.outputs, len(self.levels))
+        return self.linear(wide(hidden)).reshape(*hidden.shape[:-1], self.outputs, len(self.levels))
 
 
 class MixtureDensityHead(Head):
@@ -139,7 +139,7 @@ class MixtureDensityHead(Head):
 
     def _mixture(self, hidden: Float[Array, '*b d']) -> tuple[Array, Array, Array]:
         """Logarithms of weights, which may be zero in float32, means and deviations, `*b o n`."""
-        found = wide(self.linear(hidden)).reshape(*hidden.shape[:-1], self.outputs, 3, self.components)
+        found = self.linear(wide(hidden)).reshape(*hidden.shape[:-1], self.outputs, 3, self.components)
         return jax.nn.log_softmax(found[..., 0, :]), found[..., 1, :], jnp.exp(found[..., 2, :]) + self.least
 
 

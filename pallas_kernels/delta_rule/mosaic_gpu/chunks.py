@@ -93,7 +93,7 @@ def solve(here: Target, k: jax.Array, v: jax.Array, beta: jax.Array, rows: jax.A
             _copy(_tiles(TIME_FIRST.of_group(v_ref, at, head, h, v).at[steps]), tiles, came)
             for part, tile, out in zip(parts(found, dtype), writing, outs[3:], strict=False):
                 tile[...] = part
-                _send(tile, out.at[at, head, steps])
+                send(tile, out.at[at, head, steps])
             found = found * along(betas, 0, 1)
             put(reading, -found * along(numbers, REACH, 1))
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
@@ -103,16 +103,16 @@ def solve(here: Target, k: jax.Array, v: jax.Array, beta: jax.Array, rows: jax.A
             def of_keys(part: Any, _: None) -> None:
                 key, channels = keys.at[part], pl.ds(part * TILE, TILE)
                 stays = (load(key) * along(numbers, WRITE, 0)).astype(dtype)
-                key[...] = _both(here, reading, key).astype(dtype)
-                _send(key, reads.at[:, channels])
+                key[...] = both(here, reading, key).astype(dtype)
+                send(key, reads.at[:, channels])
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 key[...] = stays
-                _send(key, writes.at[:, channels])
+                send(key, writes.at[:, channels])
 
             def of_values(part: Any, _: None) -> None:
                 value = values.at[part]
-                value[...] = _both(here, writing, value).astype(dtype)
-                _send(value, written.at[:, pl.ds(part * TILE, TILE)])
+                value[...] = both(here, writing, value).astype(dtype)
+                send(value, written.at[:, pl.ds(part * TILE, TILE)])
 
             jax.lax.fori_loop(0, parts_of_keys, of_keys, None)
             plgpu.barrier_wait(came)
@@ -183,10 +183,10 @@ def queries(here: Target, q: jax.Array, k: jax.Array, do: jax.Array, rows: jax.A
             weights = (scores * decays_between(numbers, BACKWARD)).astype(dtype)
             for tile, out in zip(given, within, strict=True):
                 tile[...] = times(scale, multiply(here, weights, tile)).astype(dtype)
-                _send(tile, out)
+                send(tile, out)
             for query, out in zip(asked, reads, strict=True):
                 query[...] = times(scale, load(query) * along(numbers, REACH, 0)).astype(dtype)
-                _send(query, out)
+                send(query, out)
             plgpu.wait_smem_to_gmem(0)
 
         pl.run_scoped(
@@ -246,24 +246,24 @@ def missing(
         steps = pl.ds(chunk * TILE, TILE)
         missing_out, dv_out = (_tiles(TIME_FIRST.of_head(ref, at, head).at[steps]) for ref in outs[:2])
 
-        def run(both: Any, given: Any, values: Any, betas: Any, dv_tile: Any, sums: Any, arrived: Any) -> None:
-            _copy([ref.at[at, head, steps] for ref in (coarse_ref, fine_ref)], both, arrived)
+        def run(pair: Any, given: Any, values: Any, betas: Any, dv_tile: Any, sums: Any, arrived: Any) -> None:
+            _copy([ref.at[at, head, steps] for ref in (coarse_ref, fine_ref)], pair, arrived)
             _copy(_tiles(TIME_FIRST.of_head(dvalues_ref, at, head).at[steps]), given, arrived)
             _copy(_tiles(TIME_FIRST.of_group(v_ref, at, head, h, v).at[steps]), values, arrived)
             _copy([beta_ref.at[at, head, chunk]], [betas], arrived)
             plgpu.barrier_wait(arrived)
             by_value = None
             for tile, value, out, dv in zip(given, values, missing_out, dv_out, strict=True):
-                found = _both(here, [part.transpose((1, 0)) for part in both], tile)
+                found = both(here, [part.transpose((1, 0)) for part in pair], tile)
                 tile[...] = found.astype(dtype)
-                _send(tile, out)
+                send(tile, out)
                 plgpu.wait_smem_to_gmem(1, wait_read_only=True)
                 dv_tile[...] = (found * along(betas, 0, 0)).astype(dv_type)
-                _send(dv_tile, dv)
+                send(dv_tile, dv)
                 product = jnp.sum(found * load(value), axis=1)
                 by_value = product if by_value is None else by_value + product
             sums[...] = by_value
-            _send(sums, outs[2].at[at, head, steps])
+            send(sums, outs[2].at[at, head, steps])
             plgpu.wait_smem_to_gmem(0)
 
         pl.run_scoped(
@@ -295,7 +295,7 @@ def missing(
     )
 
 
-def _both(here: Target, left: Any, right: Any) -> jax.Array:
+def both(here: Target, left: Any, right: Any) -> jax.Array:
     """The product with a left factor in two parts."""
     (found,) = accumulate(here, (None, [(left[1], right), (left[0], right)]))
     return found
@@ -311,7 +311,7 @@ def _copy(sources: Any, tiles: Any, arrived: Any) -> None:
         plgpu.copy_gmem_to_smem(source, tile, arrived)
 
 
-def _send(tile: Any, out: Any) -> None:
+def send(tile: Any, out: Any) -> None:
     """Starts a copy to global memory, of what all threads wrote."""
     plgpu.commit_smem()
     plgpu.copy_smem_to_gmem(tile, out)

@@ -1,7 +1,7 @@
 """The Pallas forms of `delta_rule` for Hopper GPUs.
 
-With one decay a head and step, or none, they are the passes of `scalar`. With decays of key channels, and with erase
-keys of their own, they are those of `matrix_state.mosaic_gpu.rule`.
+With one decay a head and step, or none, they are the passes of `scalar`, with decays of key channels those of
+`channels`. With erase keys of their own they are those of `matrix_state.mosaic_gpu.rule`.
 """
 
 import functools
@@ -11,8 +11,7 @@ from typing import Any
 import jax
 
 from pallas_kernels.delta_rule import erasing, vjp
-from pallas_kernels.delta_rule.mosaic_gpu import chunks, scalar
-from pallas_kernels.delta_rule.mosaic_gpu.solve import solve
+from pallas_kernels.delta_rule.mosaic_gpu import channels, chunks, scalar
 from pallas_kernels.diagonal_low_rank.mosaic_gpu.passes import form as diagonal_low_rank
 from pallas_kernels.matrix_state.differentiation import Outputs, Passes
 from pallas_kernels.matrix_state.mosaic_gpu import rule
@@ -39,10 +38,12 @@ def refusal(
 @functools.lru_cache
 def form(here: Target) -> Callable[..., Outputs]:
     """The differentiable form for a device."""
-    of_steps = vjp.differentiable(
-        Passes(functools.partial(scalar.forward, here), functools.partial(scalar.backward, here)), TIME_FIRST.heads
+    of_steps, of_channels = (
+        vjp.differentiable(
+            Passes(functools.partial(each.forward, here), functools.partial(each.backward, here)), TIME_FIRST.heads
+        )
+        for each in (scalar, channels)
     )
-    of_channels = vjp.differentiable(rule.passes(here, solve))
 
     def delta_rule(q: jax.Array, k: jax.Array, v: jax.Array, beta: jax.Array, log_decay: Any, *others: Any) -> Outputs:
         run = of_channels if _of_channels(log_decay) else of_steps

@@ -20,7 +20,7 @@ from pallas_kernels.delta_rule.mosaic_gpu.gradients import Sums, delta_key_gradi
 from pallas_kernels.matrix_state import decays
 from pallas_kernels.matrix_state.decays import FACTOR
 from pallas_kernels.matrix_state.differentiation import Arrays, Outputs
-from pallas_kernels.matrix_state.mosaic_gpu.inputs import Inputs, inputs_of
+from pallas_kernels.matrix_state.mosaic_gpu.inputs import Inputs, inputs_of, of_steps, strengths
 from pallas_kernels.matrix_state.mosaic_gpu.read_gradients import read_gradients
 from pallas_kernels.matrix_state.mosaic_gpu.reads import FORWARD, read
 from pallas_kernels.matrix_state.mosaic_gpu.sweep import Sweep, sweep
@@ -31,7 +31,7 @@ from pallas_kernels.target import Target
 def forward(here: Target, arrays: Arrays, scale: float, keep: bool) -> tuple[Outputs, None]:
     """The outputs; nothing else is kept."""
     inputs = inputs_of(arrays)
-    solved = chunks.solve(here, inputs.k, inputs.v, _strengths(arrays, inputs), inputs.rows, keep=False)
+    solved = chunks.solve(here, inputs.k, inputs.v, strengths(arrays, inputs), inputs.rows, keep=False)
     states, values, final = _states(here, inputs, solved)
     o = read(here, FORWARD, inputs.q, inputs.k, values, states, inputs.rows, values.dtype, TIME_FIRST, scale)
     t, (k, v) = arrays.q.shape[1], arrays.state.shape[2:]
@@ -41,7 +41,7 @@ def forward(here: Target, arrays: Arrays, scale: float, keep: bool) -> tuple[Out
 def backward(here: Target, arrays: Arrays, scale: float, kept: None, gradients: Outputs) -> Arrays:
     """The gradients of all arguments, of every head."""
     inputs = inputs_of(arrays)
-    (q, k, v, rows, _), beta, rounded = inputs, _strengths(arrays, inputs), inputs.type_of_gradient
+    (q, k, v, rows, _), beta, rounded = inputs, strengths(arrays, inputs), inputs.type_of_gradient
     do = TIME_FIRST.fill(gradients[0])
     solved = chunks.solve(here, k, v, beta, rows, keep=True)
     states, values, _ = _states(here, inputs, solved)
@@ -61,10 +61,10 @@ def backward(here: Target, arrays: Arrays, scale: float, kept: None, gradients: 
         k=TIME_FIRST.cut(dk, t, key_size),
         v=TIME_FIRST.cut(missing.dv, t, value_size),
         vectors=(),
-        numbers=(_of_steps(missing.by_value - _join(sums.within + sums.across), t),),
+        numbers=(of_steps(missing.by_value - _join(sums.within + sums.across), t),),
         log_decay=None
         if arrays.log_decay is None
-        else _of_steps(_decay_gradient(rows, beta, reads, sums), t)[..., None],
+        else of_steps(_decay_gradient(rows, beta, reads, sums), t)[..., None],
         state=dstate[:, :, :key_size, :value_size],
         starts=None,
     )
@@ -83,14 +83,6 @@ def _decay_gradient(rows: jax.Array, beta: jax.Array, reads: jax.Array, sums: Su
     return decays.gradients(rows, reads + decays.pull(rows, -by_keys, writes), sums.held)
 
 
-def _strengths(arrays: Arrays, inputs: Inputs) -> jax.Array:
-    """Beta of every step of a chunk, `b h l 1 c`, zero in padding."""
-    (beta,) = arrays.numbers
-    b, h, l, _, c = inputs.rows.shape
-    filled = jnp.pad(beta, ((0, 0), (0, l * c - beta.shape[1]), (0, 0)))
-    return jnp.moveaxis(filled, 2, 1).reshape(b, h, l, 1, c)
-
-
 def _factor(rows: jax.Array) -> jax.Array:
     """The decay of the state over each chunk, `b h l 1 1`."""
     return rows[:, :, :, FACTOR, :1, None]
@@ -100,8 +92,3 @@ def _join(array: jax.Array) -> jax.Array:
     """`b h l c` as `b h t`."""
     b, h, l, c = array.shape
     return array.reshape(b, h, l * c)
-
-
-def _of_steps(array: jax.Array, t: int) -> jax.Array:
-    """`b h t` without padding, `b t h`."""
-    return jnp.moveaxis(array, 1, 2)[:, :t]

@@ -115,7 +115,7 @@ def _forward_by_channel(here: Target, arrays: Arrays, scale: float) -> Outputs:
     weights, factor = _weigh(here, arrays.starts, arrays.q, arrays.k, arrays.log_decay)
     v = TIME_FIRST.fill(arrays.v)
     states, final = sweep(here, FORWARD, weights.writes, v, factor, fill(arrays.state))
-    o = read_weighed(here, FORWARD, weights.among, v, weights.q, states, v.dtype, TIME_FIRST, scale)
+    o = read_weighed(here, FORWARD, weights.among, v, weights.q, states, v.dtype, (TIME_FIRST, TIME_FIRST), scale)
     t, (key_size, value_size) = arrays.q.shape[1], arrays.state.shape[2:]
     return TIME_FIRST.cut(o, t, value_size), final[:, :, :key_size, :value_size]
 
@@ -129,7 +129,7 @@ def _backward_by_channel(here: Target, arrays: Arrays, gradients: Outputs) -> Ar
     states, _ = sweep(here, FORWARD, weights.writes, v, factor, fill(arrays.state))
     dstates, dstate = sweep(here, BACKWARD, weights.q, do, factor, fill(gradients[1]))
     rounded = dtype if v.shape[2] == h else jnp.float32
-    dv = read_weighed(here, BACKWARD, weights.among, do, weights.writes, dstates, rounded, TIME_FIRST)
+    dv = read_weighed(here, BACKWARD, weights.among, do, weights.writes, dstates, rounded, (TIME_FIRST, TIME_FIRST))
 
     def by_chunk(array: jax.Array) -> jax.Array:
         array = TIME_FIRST.heads_first(array)

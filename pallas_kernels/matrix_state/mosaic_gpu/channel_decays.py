@@ -24,7 +24,8 @@ import jax.numpy as jnp
 
 from pallas_kernels import tiling
 from pallas_kernels.matrix_state.decays import LEAST_LOG_DECAY, REACH, RUN, WRITE
-from pallas_kernels.matrix_state.mosaic_gpu.tiles import HEADS_FIRST, TILE, Layout, iota
+from pallas_kernels.matrix_state.mosaic_gpu.inverse import put
+from pallas_kernels.matrix_state.mosaic_gpu.tiles import HEADS_FIRST, TILE, Layout, iota, load
 from pallas_kernels.mosaic_gpu.products_sm90 import accumulate
 from pallas_kernels.target import Target
 
@@ -76,32 +77,33 @@ class Weights(NamedTuple):
 
 def factor(steps: Steps, layout: Layout = HEADS_FIRST) -> jax.Array:
     """The decay of the state over each chunk, `b h l k`."""
-    b, h, t, k = layout.sizes(steps.log_decay)
-    # The sum first, so that only that is transposed.
-    chunks = (b, h, t // TILE, TILE, k) if layout.heads == 1 else (b, t // TILE, TILE, h, k)
-    total = layout.heads_first(jnp.sum(steps.log_decay.reshape(chunks), axis=4 - layout.heads))
+    total = jnp.sum(_eighths(steps.log_decay, layout), axis=3)
     return jnp.where(steps.rows[..., RUN, -1:] == 0, jnp.exp(total), 0)
 
 
-def parts(log_decay: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Two bfloat16 numbers that sum to a log decay, except for its last 8 bits."""
-    clipped = jnp.maximum(log_decay, LEAST_LOG_DECAY)
-    coarse = jax.lax.reduce_precision(clipped, exponent_bits=8, mantissa_bits=7)
-    return coarse.astype(jnp.bfloat16), (clipped - coarse).astype(jnp.bfloat16)
+def put_decays(tiles: Any, log_decay: Any) -> None:
+    """Writes a tile of log decays as two of bfloat16, which sum to them except for the last 8 bits."""
+    put(tiles, jnp.maximum(load(log_decay), LEAST_LOG_DECAY))
 
 
 def levels(log_decay: jax.Array, dtype: Any, layout: Layout = HEADS_FIRST) -> jax.Array:
     """Of `LEVELS`, those of every chunk and 64 channels, `b h l 1 64`, the channels in the first places, float32."""
     b, h, t, k = layout.sizes(log_decay)
     l, parts, least = t // TILE, k // TILE, -bound(dtype)
-    steps = (b, h, l * 8, 8, k) if layout.heads == 1 else (b, l * 8, 8, h, k)
-    eighths = layout.heads_first(jnp.sum(log_decay.reshape(steps), axis=4 - layout.heads)).reshape(
-        b, h, l, 8, parts, TILE
-    )
+    eighths = _eighths(log_decay, layout).reshape(b, h, l, 8, parts, TILE)
     halves = jnp.sum(eighths.reshape(b, h, l, 2, 4, parts, TILE), axis=4)
     whole, some = (jnp.min(sums, axis=(3, 5)) >= least for sums in (halves, eighths))
     found = jnp.where(whole, LEVELS[0], jnp.where(some, LEVELS[1], LEVELS[2])).astype(jnp.float32)
     return jnp.pad(found, ((0, 0),) * 3 + ((0, TILE - parts),))[:, :, :, None]
+
+
+def _eighths(log_decay: jax.Array, layout: Layout) -> jax.Array:
+    """Log decays summed over eighths of chunks, `b h l 8 k`: all that is asked of them at once, read once for all uses."""
+    b, h, t, k = layout.sizes(log_decay)
+    steps = (b, h, t // 8, 8, k) if layout.heads == 1 else (b, t // 8, 8, h, k)
+    # The sum first, so that only that is transposed.
+    found = layout.heads_first(jnp.sum(log_decay.reshape(steps), axis=4 - layout.heads))
+    return found.reshape(b, h, t // TILE, 8, k)
 
 
 def level_of(numbers: Any, part: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The arguments of a call with one decay a head and step, or none, as the kernels for Hopper take them."""
+"""The arguments of a call as the kernels for Hopper take them, but for decays of key channels."""
 
 from typing import Any, NamedTuple
 
@@ -34,11 +34,12 @@ class Inputs(NamedTuple):
 
 
 def inputs_of(arrays: Arrays) -> Inputs:
-    """Fills the arrays, heads after time, and computes the rows."""
+    """Fills the arrays, heads after time, and computes the rows, of documents alone where key channels decay apart."""
     b, h = arrays.state.shape[:2]
     t = pl.cdiv(arrays.q.shape[1], TILE) * TILE
-    log_decay = None if arrays.log_decay is None else TIME_FIRST.heads_first(arrays.log_decay)
-    rows = decays.rows(log_decay, arrays.starts, t, TILE)
+    decay = arrays.log_decay
+    one = None if decay is None or decay.shape[3] > 1 else TIME_FIRST.heads_first(decay)
+    rows = decays.rows(one, arrays.starts, t, TILE)
     return Inputs(
         q=TIME_FIRST.fill(arrays.q),
         k=TIME_FIRST.fill(arrays.k),
@@ -46,3 +47,16 @@ def inputs_of(arrays: Arrays) -> Inputs:
         rows=jnp.broadcast_to(rows, (b, h, *rows.shape[2:])),
         state=fill(arrays.state),
     )
+
+
+def strengths(arrays: Arrays, inputs: Inputs) -> jax.Array:
+    """The number that a rule has of every step of a chunk, `b h l 1 c`, zero in padding."""
+    (beta,) = arrays.numbers
+    b, h, l, _, c = inputs.rows.shape
+    filled = jnp.pad(beta, ((0, 0), (0, l * c - beta.shape[1]), (0, 0)))
+    return jnp.moveaxis(filled, 2, 1).reshape(b, h, l, 1, c)
+
+
+def of_steps(array: jax.Array, t: int) -> jax.Array:
+    """`b h t` without padding, `b t h`."""
+    return jnp.moveaxis(array, 1, 2)[:, :t]

@@ -124,13 +124,14 @@ def read_weighed(
     x: jax.Array,
     states: jax.Array,
     out_dtype: Any,
-    layout: Layout = HEADS_FIRST,
+    layouts: tuple[Layout, Layout] = (HEADS_FIRST, HEADS_FIRST),
     scale: float = 1.0,
 ) -> jax.Array:
     """`scale (weights z + x state)` of every chunk; going backward the weights, `b h t c`, are transposed.
 
-    `layout` is that of z and of the result; x is `b h t k`.
+    `layouts` are those of z and of the result; x is `b h t k`.
     """
+    of_values, of_result = layouts
     b, h, count, k, v = states.shape
 
     def body(weights_ref: Any, z_ref: Any, x_ref: Any, states_ref: Any, out_ref: Any) -> None:
@@ -142,7 +143,7 @@ def read_weighed(
 
         def run(weights_tile: Any, z_tile: Any, out: Any, arrived: Any) -> None:
             plgpu.copy_gmem_to_smem(weights_ref.at[at, head, steps], weights_tile, arrived)
-            plgpu.copy_gmem_to_smem(layout.of_group(z_ref, at, head, h, z).at[steps, channels], z_tile, arrived)
+            plgpu.copy_gmem_to_smem(of_values.of_group(z_ref, at, head, h, z).at[steps, channels], z_tile, arrived)
             (before,) = along_channels(
                 step,
                 k // TILE,
@@ -153,7 +154,7 @@ def read_weighed(
             plgpu.barrier_wait(arrived)
             left = weights_tile.transpose((1, 0)) if direction.backward else weights_tile
             out[...] = times(scale, multiply(here, left, z_tile, before)).astype(out_dtype)
-            write(out, layout.of_head(out_ref, at, head).at[steps, channels])
+            write(out, of_result.of_head(out_ref, at, head).at[steps, channels])
 
         pl.run_scoped(
             run,
@@ -166,7 +167,7 @@ def read_weighed(
     return launch.kernel(
         body,
         here,
-        out_type=jax.ShapeDtypeStruct(layout.shape(b, h, count * TILE, v), out_dtype),
+        out_type=jax.ShapeDtypeStruct(of_result.shape(b, h, count * TILE, v), out_dtype),
         name='matrix_state_read_weighed',
         cost=Cost(2 * b * h * count * TILE * v * (TILE + k)),
         grid=(b, h, count, v // TILE),

@@ -19,7 +19,7 @@ from pallas_kernels.matrix_state.mosaic_gpu.channel_decays import (
     level_of,
     levels,
     ones_where,
-    parts,
+    put_decays,
     same_block,
     to_ends,
     within_blocks,
@@ -42,9 +42,11 @@ from pallas_kernels.target import Target
 
 
 def weight_gradients(
-    here: Target, steps: Steps, gradients: Weights, layout: Layout = HEADS_FIRST
+    here: Target, steps: Steps, gradients: Weights, layout: Layout = HEADS_FIRST, ends: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """dq, dk and those of the log decays of every head, as `steps` lie; in float32 where heads share the argument.
+
+    `ends`, `b h l k`, float32, are those of the log of `channel_decays.factor`, where they are to be in these too.
 
     The decay of step t is in the reads by queries, or erasing keys, from t on of writes before t and of the state
     before the chunk, and in the writes of earlier keys to the state after it, so its gradient is a sum of `q dq` and `k
@@ -54,40 +56,46 @@ def weight_gradients(
     dtype, erases = steps.q.dtype, gradients.erased is not None
     gradients = jax.tree.map(lambda array: array.astype(dtype), gradients)
     arrays = jax.tree.leaves(gradients)
+    over_chunks = [] if ends is None else [ends.reshape(b, h, t // TILE, size // TILE, TILE)]
     types = [dtype if array.shape[layout.heads] == h else jnp.float32 for array in (steps.q, steps.k)]
 
     def body(
-        q_ref: Any, k_ref: Any, coarse_ref: Any, fine_ref: Any, levels_ref: Any, rows_ref: Any, *others: Any
+        q_ref: Any, k_ref: Any, decay_ref: Any, levels_ref: Any, rows_ref: Any, *others: Any
     ) -> None:
-        gradient_refs, out_refs = others[: len(arrays)], others[len(arrays) :]
+        gradient_refs, rest = others[: len(arrays)], others[len(arrays) :]
+        ends_ref, out_refs = rest[:-3], rest[-3:]
         at, head, chunk, part = (jax.lax.axis_index(name) for name in ('b', 'h', 'chunk', 'part'))
         time, channels = pl.ds(chunk * TILE, TILE), pl.ds(part * TILE, TILE)
 
         def run(
             given: Any,
+            apart: Any,
             gradients: Weights,
             scores: Any,
             factors: Any,
             wide: Any,
             numbers: Any,
             levels: Any,
+            over: Any,
             arrived: Any,
         ) -> None:
             sources = (
                 layout.of_group(q_ref, at, head, h, steps.q),
                 layout.of_group(k_ref, at, head, h, steps.k),
-                layout.of_head(coarse_ref, at, head),
-                layout.of_head(fine_ref, at, head),
+                layout.of_head(decay_ref, at, head),
             )
-            for ref, tile in zip(sources, given, strict=True):
+            for ref, tile in zip(sources, (*given, wide), strict=True):
                 plgpu.copy_gmem_to_smem(ref.at[time, channels], tile, arrived)
             for ref, array, tile in zip(gradient_refs, arrays, jax.tree.leaves(gradients), strict=True):
                 columns = channels if array.shape[3] == size else slice(None)
                 plgpu.copy_gmem_to_smem(ref.at[at, head, time, columns], tile, arrived)
             plgpu.copy_gmem_to_smem(rows_ref.at[at, head, chunk], numbers, arrived)
             plgpu.copy_gmem_to_smem(levels_ref.at[at, head, chunk], levels, arrived)
+            for ref, tile in zip(ends_ref, over, strict=True):
+                plgpu.copy_gmem_to_smem(ref.at[at, head, chunk, pl.ds(part, 1)], tile, arrived)
             plgpu.barrier_wait(arrived)
-            q_tile, k_tile, coarse, fine = given
+            (q_tile, k_tile), (coarse, fine) = given, apart
+            put_decays(apart, wide)
             decay = functools.partial(decay_over, here, coarse, fine)
             origin = hidden_zero(numbers)
             step, other, level = iota(0, origin), iota(1), level_of(levels, part)
@@ -154,7 +162,8 @@ def weight_gradients(
                 return found
 
             before = total(step > other, load(k_tile) * writes, None)
-            wide[...] = total((step <= other) & one_run(), later, before) * along(numbers, KEPT, 0)
+            of_steps = total((step <= other) & one_run(), later, before) * along(numbers, KEPT, 0)
+            wide[...] = sum((along(tile, 0, 1) for tile in over), of_steps)
             outs = [layout.of_head(ref, at, head).at[time, channels] for ref in out_refs]
             write(wide, outs[2])
             own = jnp.where(step == other, load(gradients.among), 0).astype(dtype)
@@ -165,14 +174,16 @@ def weight_gradients(
 
         pl.run_scoped(
             run,
-            [shared_tile(dtype)] * 2 + [shared_tile(jnp.bfloat16)] * 2,
+            [shared_tile(dtype)] * 2,
+            [shared_tile(jnp.bfloat16)] * 2,
             jax.tree.map(lambda array: shared_tile(array.dtype), gradients),
             shared_tile(dtype),
             shared_tile(dtype),
             shared_tile(jnp.float32),
             plgpu.SMEM((COUNT, TILE), jnp.float32),
             plgpu.SMEM((1, TILE), jnp.float32),
-            plgpu.Barrier(num_arrivals=6 + len(arrays)),
+            [plgpu.SMEM((1, TILE), jnp.float32)] * len(over_chunks),
+            plgpu.Barrier(num_arrivals=5 + len(arrays) + len(over_chunks)),
         )
 
     return launch.kernel(
@@ -187,4 +198,4 @@ def weight_gradients(
         grid=(b, h, t // TILE, size // TILE),
         grid_names=('b', 'h', 'chunk', 'part'),
         compiler_params=NAMED_LAYOUTS,
-    )(steps.q, steps.k, *parts(steps.log_decay), levels(steps.log_decay, dtype, layout), steps.rows, *arrays)
+    )(steps.q, steps.k, steps.log_decay, levels(steps.log_decay, dtype, layout), steps.rows, *arrays, *over_chunks)

@@ -20,7 +20,7 @@ from pallas_kernels.matrix_state.mosaic_gpu.channel_decays import (
     halves_of,
     level_of,
     levels,
-    parts,
+    put_decays,
     same_block,
     to_ends,
     within_blocks,
@@ -84,24 +84,25 @@ def _find(here: Target, erases: bool, steps: Steps, among: DTypeLike | None, lay
     arrays, structure = jax.tree.flatten(outs)
 
     def body(
-        q_ref: Any, k_ref: Any, coarse_ref: Any, fine_ref: Any, levels_ref: Any, rows_ref: Any, *out_refs: Any
+        q_ref: Any, k_ref: Any, decay_ref: Any, levels_ref: Any, rows_ref: Any, *out_refs: Any
     ) -> None:
         at, head, chunk = (jax.lax.axis_index(name) for name in ('b', 'h', 'chunk'))
         found = jax.tree.unflatten(structure, [ref.at[at, head, pl.ds(chunk * TILE, TILE)] for ref in out_refs])
 
-        def run(tiles: Weights, keys: Any, numbers: Any, levels: Any, arrived: Any) -> None:
+        def run(tiles: Weights, keys: Any, apart: Any, numbers: Any, levels: Any, arrived: Any) -> None:
             plgpu.copy_gmem_to_smem(rows_ref.at[at, head, chunk], numbers, arrived)
             plgpu.copy_gmem_to_smem(levels_ref.at[at, head, chunk], levels, arrived)
             plgpu.barrier_wait(arrived)
             origin = hidden_zero(numbers)
 
-            def step(turn: Any, q_tile: Any, k_tile: Any, coarse: Any, fine: Any, scores: Any) -> Any:
+            def step(turn: Any, q_tile: Any, k_tile: Any, log_decay: Any, scores: Any) -> Any:
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                decay = functools.partial(decay_over, here, coarse, fine)
+                put_decays(apart, log_decay)
+                decay = functools.partial(decay_over, here, *apart)
                 level = level_of(levels, turn[0])
 
                 def block(scores: Any) -> Any:
-                    to, back = within_blocks(here, coarse, fine, level, origin)
+                    to, back = within_blocks(here, *apart, level, origin)
                     keys[...] = (load(k_tile) * back).astype(dtype)
                     plgpu.commit_smem()
                     read = keys.transpose((1, 0))
@@ -136,8 +137,7 @@ def _find(here: Target, erases: bool, steps: Steps, among: DTypeLike | None, lay
             sources = (
                 layout.of_group(q_ref, at, head, h, steps.q),
                 layout.of_group(k_ref, at, head, h, steps.k),
-                layout.of_head(coarse_ref, at, head),
-                layout.of_head(fine_ref, at, head),
+                layout.of_head(decay_ref, at, head),
             )
             sums = plgpu.emit_pipeline(
                 step,
@@ -160,6 +160,7 @@ def _find(here: Target, erases: bool, steps: Steps, among: DTypeLike | None, lay
             run,
             jax.tree.map(lambda array: shared_tile(array.dtype), outs),
             shared_tile(dtype),
+            [shared_tile(jnp.bfloat16)] * 2,
             plgpu.SMEM((COUNT, TILE), jnp.float32),
             plgpu.SMEM((1, TILE), jnp.float32),
             plgpu.Barrier(num_arrivals=2),
@@ -177,7 +178,7 @@ def _find(here: Target, erases: bool, steps: Steps, among: DTypeLike | None, lay
         grid=(b, h, t // TILE),
         grid_names=('b', 'h', 'chunk'),
         compiler_params=NAMED_LAYOUTS,
-    )(steps.q, steps.k, *parts(steps.log_decay), levels(steps.log_decay, dtype, layout), steps.rows)
+    )(steps.q, steps.k, steps.log_decay, levels(steps.log_decay, dtype, layout), steps.rows)
     return jax.tree.unflatten(structure, found)
 
 

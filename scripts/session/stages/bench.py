@@ -43,9 +43,9 @@ def cases(small: bool) -> list[Case]:
 
 def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
     """Ours, as users call it, next to our portable form and functions of JAX."""
-    problem = problem_of(case)
-    contenders = [name for name in problem.contenders if name not in RIVALS.get(case.core, ())]
     with Turn(folder) as turn:
+        problem = problem_of(case, turn)
+        contenders = [name for name in problem.contenders if name not in RIVALS.get(case.core, ())]
         return timed(case, problem, contenders, turn)
 
 
@@ -74,9 +74,12 @@ def _figures(line: measure.Measurement) -> dict[str, Any]:
     return {'milliseconds': line.quartiles, **{name: getattr(line, name) for name in names}}
 
 
-def problem_of(case: Case) -> problems.Problem:
-    """The problem of a case, by its index among those of the core."""
-    return next(itertools.islice(problems.problems(case.core, _sizes()), int(case.call), None))
+def problem_of(case: Case, turn: Turn) -> problems.Problem:
+    """The problem of a case, by its index among those of the core, drawn while nothing is timed."""
+    with turn.compiling():
+        found = next(itertools.islice(problems.problems(case.core, _sizes()), int(case.call), None))
+        jax.block_until_ready(found.arrays)
+    return found
 
 
 def _sizes() -> problems.Sizes:

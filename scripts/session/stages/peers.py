@@ -15,6 +15,7 @@ from scripts.session.turn import ALONE, Turn
 
 SECONDS = 400.0
 TRITON = 'flash-linear-attention'
+TRITON_ALONE = 4 * ALONE
 KINDS = ('no decay', 'scalar', 'vector')
 """The problems whose kernels `fla_kernels.py` calls: none with erase keys."""
 
@@ -37,21 +38,23 @@ def cases(small: bool) -> list[Case]:
         ]
     triton = [(core, place, kind) for core in ('delta_rule', 'linear_attention')
               for place, kind in enumerate(bench.names(core)) if kind in KINDS]  # fmt: skip
-    return found + [_case(core, place, kind, TRITON, 'forward and backward') for core, place, kind in triton]
+    # Each is alone, and the last waits for all others.
+    seconds = SECONDS + len(triton) * TRITON_ALONE
+    return found + [_case(core, place, kind, TRITON, 'forward and backward', seconds) for core, place, kind in triton]
 
 
-def _case(core: str, place: int, kind: str, rival: str, what: str) -> Case:
-    return Case(f'peers/{rival}/{core}/{kind}/{what}', 'peers', SECONDS, core, str(place), what=what, rival=rival)
+def _case(core: str, place: int, kind: str, rival: str, what: str, seconds: float = SECONDS) -> Case:
+    return Case(f'peers/{rival}/{core}/{kind}/{what}', 'peers', seconds, core, str(place), what=what, rival=rival)
 
 
 def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
     if case.rival == TRITON:
-        with Turn(folder) as turn, turn.alone(4 * ALONE):
+        with Turn(folder) as turn, turn.alone(TRITON_ALONE):
             return _triton(case)
-    problem = bench.problem_of(case)
-    if case.rival not in problem.contenders:
-        return {'status': 'skipped', 'reason': f'{case.rival} is not installed here, or has no such call'}
     with Turn(folder) as turn:
+        problem = bench.problem_of(case, turn)
+        if case.rival not in problem.contenders:
+            return {'status': 'skipped', 'reason': f'{case.rival} is not installed here, or has no such call'}
         line = bench.timed(case, problem, (OURS, case.rival), turn)
     return {**line, 'status': 'failed'} if 'reason' in line else line
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from pallas_kernels.bench import measure, timing
-from pallas_kernels.bench.problems import OURS
+from pallas_kernels.bench.problems import OURS, Contender, Problem
 from scripts.session.cases import CORES, Case
 from scripts.session.stages import bench
 from scripts.session.turn import Turn
@@ -39,11 +39,15 @@ def _case(core: str, place: int, name: str, rival: str) -> Case:
 
 def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
     """Microseconds of every kernel in a call, in the order of their sums, and how often it runs."""
-    problem = bench.problem_of(case)
-    if case.rival not in problem.contenders:
-        return {'status': 'skipped', 'reason': f'{case.rival} is not installed here, or has no such call'}
-    contender = problem.contenders[case.rival]
-    with Turn(folder) as turn, turn.compiling():
+    with Turn(folder) as turn:
+        problem = bench.problem_of(case, turn)
+        if case.rival not in problem.contenders:
+            return {'status': 'skipped', 'reason': f'{case.rival} is not installed here, or has no such call'}
+        return _profiled(problem, problem.contenders[case.rival], turn)
+
+
+def _profiled(problem: Problem, contender: Contender, turn: Turn) -> dict[str, Any]:
+    with turn.compiling():
         given = measure.cotangents(contender, problem.arrays)
         program = timing.compiled(measure.graded(contender), problem.arrays, given)
         jax.block_until_ready(program.call())

@@ -87,10 +87,10 @@ def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
     if here.platform == 'cpu':
         here = target.interpreted('mosaic_gpu')
     place, k = map(int, case.call.split())
-    problem = _problem(case.core, place, k, here)
-    ours = problem.contenders[problems.OURS]
     programs = {}
     with Turn(folder) as turn, turn.compiling(), target.compiling_for(here):
+        problem = _problem(case.core, place, k, here)
+        ours = problem.contenders[problems.OURS]
         jax.clear_caches()
         given = measure.cotangents(ours, problem.arrays)
         with tuning.trying(asked, tuning.candidates(asked)[0]):

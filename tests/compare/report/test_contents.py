@@ -283,6 +283,8 @@ def test_lengths_are_read_from_the_names_of_metrics(tmp_path):
     held_out = {'valid/loss': 2.0, 'valid/loss@4x': 3.0, 'valid/perplexity@4x': 9.0, 'test/loss@8x': 1.0}
     assert lengths(record(held_out), 'valid/loss') == {1: 2.0, 4: 3.0}
     assert lengths(record(held_out, multiples=(2, 4)), 'valid/loss') == {2: 2.0, 4: 3.0}
+    averaged = {'valid_ema/loss': 2.0, 'valid_ema/loss@4x': 3.0}
+    assert lengths(record(averaged, multiples=(2, 4)), 'valid_ema/loss') == {2: 2.0, 4: 3.0}
     slices = {'test/1x/accuracy': 0.9, 'test/2x/accuracy': 0.5, 'test/2x/loss': 1.0, 'test/hard/accuracy': 0.1}
     assert lengths(record(slices), 'test/1x/accuracy') == {1: 0.9, 2: 0.5}
     assert lengths(record(slices), 'test/hard/accuracy') == {}

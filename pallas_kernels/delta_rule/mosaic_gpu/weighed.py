@@ -1,0 +1,384 @@
+"""The kernels for chunks of `delta_rule` whose weights are in memory, on Hopper GPUs: with decays of key channels.
+
+With A the weights of earlier writes in what steps erase, K the keys as they read S, the state before the chunk, and `X
+= (I + diag(beta) A)^{-1}`, steps write `R = X diag(beta) (V - K S)`. A program is a chunk, or 64 channels of its keys.
+As a factor X is two 16-bit parts, so that it is as exact as the inverse.
+
+Arrays of steps are `b h t k`, as the kernels of weights write them, but for those that callers have, `b t h k`; beta is
+`b h l 1 c`, float32, zero in padding.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_kernels.cost import Cost
+from pallas_kernels.delta_rule.mosaic_gpu.chunks import both, send
+from pallas_kernels.matrix_state.mosaic_gpu.channel_decays import Weights
+from pallas_kernels.matrix_state.mosaic_gpu.inverse import DOUBLINGS, parts, put, solved
+from pallas_kernels.matrix_state.mosaic_gpu.reads import GRID, times
+from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
+    NAMED_LAYOUTS,
+    SLOTS,
+    TILE,
+    TIME_FIRST,
+    along,
+    along_channels,
+    load,
+    shared_tile,
+    zeros,
+    zeros_of_rows,
+)
+from pallas_kernels.mosaic_gpu import launch
+from pallas_kernels.mosaic_gpu.products_sm90 import accumulate, multiply
+from pallas_kernels.target import Target
+
+
+class Solved(NamedTuple):
+    """What chunks do after applying their inverse, 16-bit.
+
+    Attributes:
+      written: the values that steps would write to a zero state, `X diag(beta) V`, `b h t v`.
+      reads: keys whose reads of the state are added to these, `-X diag(beta) K`, `b h t k`.
+      inverse: the two parts of X, each `b h t c`; or nothing.
+    """
+
+    written: jax.Array
+    reads: jax.Array
+    inverse: tuple[jax.Array, ...]
+
+
+def solve(here: Target, does: Weights, v: jax.Array, beta: jax.Array, *, keep: bool) -> Solved:
+    """What all chunks do, of their weights and of values `b t h v`; the inverse too if it is to be kept."""
+    b, h, t, k = does.k.shape
+    dtype, width = v.dtype, v.shape[3]
+
+    def body(erased_ref: Any, keys_ref: Any, v_ref: Any, beta_ref: Any, *outs: Any) -> None:
+        at, head, chunk = (jax.lax.axis_index(name) for name in GRID[:3])
+        steps = pl.ds(chunk * TILE, TILE)
+
+        def run(betas: Any, given: Any, first: Any, second: Any, others: Any, arrived: Any) -> None:
+            plgpu.copy_gmem_to_smem(beta_ref.at[at, head, chunk], betas, arrived)
+            erased = erased_ref.at[at, head, steps]
+            strict = plgpu.load(erased, layout=plgpu.Layout.WGMMA, optimized=False)
+            plgpu.barrier_wait(arrived)
+            # The first number of a matrix that is zero on the diagonal.
+            origin = erased[0, 0].astype(jnp.int32)
+            found = solved(here, given, first, second, origin, strict * along(betas, 0, 0))
+            # Tiles serve several ends one after the other, so that three programs share a multiprocessor.
+            factor, out = others or (first, second[0])
+            for part, tile, ref in zip(parts(found, dtype), factor, outs[2:], strict=False):
+                tile[...] = part
+                send(tile, ref.at[at, head, steps])
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            put(factor, found * along(betas, 0, 1))
+
+            def multiplied(source: Any, sign: float, target: Any) -> None:
+                def step(turn: Any, tile: Any, _: Any) -> tuple[()]:
+                    product = times(sign, both(here, factor, tile))
+                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                    out[...] = product.astype(dtype)
+                    send(out, target.at[at, head, steps, pl.ds(turn[0] * TILE, TILE)])
+                    return ()
+
+                along_channels(step, target.shape[3] // TILE, (), (source, lambda part: (chunk, part)))
+
+            multiplied(keys_ref.at[at, head], -1.0, outs[1])
+            multiplied(TIME_FIRST.of_group(v_ref, at, head, h, v), 1.0, outs[0])
+            plgpu.wait_smem_to_gmem(0)
+
+        pair = [shared_tile(jnp.bfloat16)] * 2
+        pl.run_scoped(
+            run,
+            plgpu.SMEM((1, TILE), jnp.float32),
+            pair,
+            pair,
+            pair,
+            () if dtype == jnp.bfloat16 else ([shared_tile(dtype)] * 2, shared_tile(dtype)),
+            plgpu.Barrier(),
+        )
+
+    shapes = [(b, h, t, width), (b, h, t, k), *[(b, h, t, TILE)] * (2 if keep else 0)]
+    written, reads, *inverse = launch.kernel(
+        body,
+        here,
+        out_type=tuple(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes),
+        name='delta_rule_solve_weighed',
+        cost=Cost(flops=2 * b * h * t * TILE * (2 * (k + width) + 3 * 2 * DOUBLINGS * TILE)),
+        grid=(b, h, t // TILE),
+        grid_names=GRID[:3],
+        compiler_params=NAMED_LAYOUTS,
+    )(does.erased, does.k, v, beta)
+    return Solved(written, reads, tuple(inverse))
+
+
+def queries(here: Target, among: jax.Array, do: jax.Array, scale: float) -> tuple[jax.Array, jax.Array]:
+    """The gradients of the values that steps write, from reads in the same chunk, and those of outputs, `b h t v`.
+
+    Both for gradients of outputs `b t h v`, which are multiplied by `scale`.
+    """
+    b, h, t, _ = among.shape
+    dtype, width = do.dtype, do.shape[3]
+
+    def body(among_ref: Any, do_ref: Any, within_ref: Any, scaled_ref: Any) -> None:
+        at, head, chunk = (jax.lax.axis_index(name) for name in GRID[:3])
+        steps = pl.ds(chunk * TILE, TILE)
+
+        def run(weights: Any, within: Any, scaled: Any, arrived: Any) -> None:
+            plgpu.copy_gmem_to_smem(among_ref.at[at, head, steps], weights, arrived)
+            plgpu.barrier_wait(arrived)
+
+            def step(turn: Any, given: Any, _: Any) -> tuple[()]:
+                found = times(scale, multiply(here, weights.transpose((1, 0)), given))
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                within[...] = found.astype(dtype)
+                scaled[...] = times(scale, load(given)).astype(dtype)
+                plgpu.commit_smem()
+                channels = pl.ds(turn[0] * TILE, TILE)
+                for tile, ref in ((within, within_ref), (scaled, scaled_ref)):
+                    plgpu.copy_smem_to_gmem(tile, ref.at[at, head, steps, channels])
+                return ()
+
+            source = TIME_FIRST.of_head(do_ref, at, head)
+            along_channels(step, width // TILE, (), (source, lambda part: (chunk, part)))
+            plgpu.wait_smem_to_gmem(0)
+
+        pl.run_scoped(run, *[shared_tile(dtype)] * 3, plgpu.Barrier())
+
+    return launch.kernel(
+        body,
+        here,
+        out_type=(jax.ShapeDtypeStruct((b, h, t, width), dtype),) * 2,
+        name='delta_rule_queries_weighed',
+        cost=Cost(2 * b * h * t * TILE * width),
+        grid=(b, h, t // TILE),
+        grid_names=GRID[:3],
+        compiler_params=NAMED_LAYOUTS,
+    )(among, do)
+
+
+class Within(NamedTuple):
+    """Gradients of what is within chunks.
+
+    Attributes:
+      dmissing: of what steps write before the inverse, `dW = X^T dR`, `b h t v`, 16-bit.
+      dv: these times beta, `b t h v`, of every head.
+      among: of the weights of reads by queries, `dO R^T`, `b h t c`, 16-bit; where nothing is read, any.
+      erased: of A, `-beta dW R^T`, likewise.
+      by_beta: the sum of products of dW with V and, taken off, with what steps erase of earlier ones, `b h t`, float32.
+    """
+
+    dmissing: jax.Array
+    dv: jax.Array
+    among: jax.Array
+    erased: jax.Array
+    by_beta: jax.Array
+
+
+def within_chunks(
+    here: Target,
+    inverse: tuple[jax.Array, ...],
+    erased: jax.Array,
+    do: jax.Array,
+    values: jax.Array,
+    dvalues: jax.Array,
+    v: jax.Array,
+    beta: jax.Array,
+    dv_type: Any,
+) -> Within:
+    """From the two parts of X, A, dO, R and dR, with the scale in them, and V, `b t h v`."""
+    b, h, t, width = dvalues.shape
+    dtype = dvalues.dtype
+
+    def body(
+        coarse_ref: Any,
+        fine_ref: Any,
+        erased_ref: Any,
+        do_ref: Any,
+        values_ref: Any,
+        dvalues_ref: Any,
+        v_ref: Any,
+        beta_ref: Any,
+        *outs: Any,
+    ) -> None:
+        at, head, chunk = (jax.lax.axis_index(name) for name in GRID[:3])
+        steps = pl.ds(chunk * TILE, TILE)
+        missed_ref, dv_ref, *squares, by_beta_ref = outs
+
+        def run(pair: Any, betas: Any, missed: Any, dv: Any, totals: Any, arrived: Any) -> None:
+            for ref, tile in zip((coarse_ref, fine_ref), pair, strict=True):
+                plgpu.copy_gmem_to_smem(ref.at[at, head, steps], tile, arrived)
+            plgpu.copy_gmem_to_smem(beta_ref.at[at, head, chunk], betas, arrived)
+            plgpu.barrier_wait(arrived)
+            transposed = [part.transpose((1, 0)) for part in pair]
+
+            def step(turn: Any, given: Any, value: Any, dvalue: Any, own: Any, sums: tuple[Any, ...]) -> Any:
+                dscores, derased, by_beta = sums
+                found = both(here, transposed, dvalue)
+                by_beta = by_beta + jnp.sum(found * load(own), axis=1)
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                missed[...] = found.astype(dtype)
+                dv[...] = (found * along(betas, 0, 0)).astype(dv_type)
+                plgpu.commit_smem()
+                channels = pl.ds(turn[0] * TILE, TILE)
+                plgpu.copy_smem_to_gmem(missed, missed_ref.at[at, head, steps, channels])
+                plgpu.copy_smem_to_gmem(dv, TIME_FIRST.of_head(dv_ref, at, head).at[steps, channels])
+                written = value.transpose((1, 0))
+                return *accumulate(here, (dscores, [(given, written)]), (derased, [(missed, written)])), by_beta
+
+            sources = [ref.at[at, head] for ref in (do_ref, values_ref, dvalues_ref)]
+            dscores, derased, by_beta = along_channels(
+                step,
+                width // TILE,
+                (zeros(), zeros(), zeros_of_rows()),
+                *((ref, lambda part: (chunk, part)) for ref in (*sources, TIME_FIRST.of_group(v_ref, at, head, h, v))),
+            )
+            weights = plgpu.load(erased_ref.at[at, head, steps], layout=plgpu.Layout.WGMMA, optimized=False)
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            totals[...] = by_beta - jnp.sum(weights * derased, axis=1)
+            # In place of the inverse, which has been read.
+            for tile, found in zip(pair, (dscores, -derased * along(betas, 0, 0)), strict=True):
+                tile[...] = found.astype(dtype)
+            plgpu.commit_smem()
+            for tile, ref in zip((*pair, totals), (*squares, by_beta_ref), strict=True):
+                plgpu.copy_smem_to_gmem(tile, ref.at[at, head, steps])
+            plgpu.wait_smem_to_gmem(0)
+
+        pl.run_scoped(
+            run,
+            [shared_tile(dtype)] * 2,
+            plgpu.SMEM((1, TILE), jnp.float32),
+            shared_tile(dtype),
+            shared_tile(dv_type),
+            plgpu.SMEM((TILE,), jnp.float32),
+            plgpu.Barrier(num_arrivals=3),
+        )
+
+    square = jax.ShapeDtypeStruct((b, h, t, TILE), dtype)
+    return Within(
+        *launch.kernel(
+            body,
+            here,
+            out_type=(
+                jax.ShapeDtypeStruct(dvalues.shape, dtype),
+                jax.ShapeDtypeStruct(TIME_FIRST.shape(b, h, t, width), dv_type),
+                square,
+                square,
+                jax.ShapeDtypeStruct((b, h, t), jnp.float32),
+            ),
+            name='delta_rule_within_chunks',
+            cost=Cost(4 * 2 * b * h * t * TILE * width),
+            grid=(b, h, t // TILE),
+            grid_names=GRID[:3],
+            compiler_params=NAMED_LAYOUTS,
+        )(*inverse, erased, do, values, dvalues, v, beta)
+    )
+
+
+class Across(NamedTuple):
+    """Gradients of what steps read of the state before their chunk and write to that after it.
+
+    Attributes:
+      q: of the queries that read it, `dO S^T`, `b h t k`, 16-bit.
+      k: of the keys that read it, `-beta dW S^T`, likewise.
+      writes: of the keys under which values are in the state after the chunk, `R dS^T`, likewise.
+      by_beta: products of K with `dW S^T`, `b h t`, float32.
+      held: products of S with dS, the gradient of the state after the chunk, `b h l k`, float32.
+    """
+
+    q: jax.Array
+    k: jax.Array
+    writes: jax.Array
+    by_beta: jax.Array
+    held: jax.Array
+
+
+def across_chunks(
+    here: Target,
+    keys: jax.Array,
+    do: jax.Array,
+    values: jax.Array,
+    dmissing: jax.Array,
+    states: jax.Array,
+    dstates: jax.Array,
+    beta: jax.Array,
+) -> Across:
+    """From K, dO and R, dW, and from S and dS, `b h l k v`."""
+    b, h, count, k, width = states.shape
+    dtype, columns = states.dtype, k // TILE
+
+    def body(
+        keys_ref: Any,
+        do_ref: Any,
+        values_ref: Any,
+        dmissing_ref: Any,
+        states_ref: Any,
+        dstates_ref: Any,
+        beta_ref: Any,
+        *outs: Any,
+    ) -> None:
+        at, head, chunk, column = (jax.lax.axis_index(name) for name in GRID)
+        steps, channels = pl.ds(chunk * TILE, TILE), pl.ds(column * TILE, TILE)
+        *gradients, sums_ref = outs
+
+        def step(
+            _: Any, given: Any, value: Any, missed: Any, state: Any, dstate: Any, sums: tuple[Any, ...]
+        ) -> tuple[Any, ...]:
+            asked, read, kept, held = sums
+            held = held + jnp.sum(load(state) * load(dstate), axis=1)
+            if width // TILE > SLOTS:
+                plgpu.commit_smem()
+            found = accumulate(
+                here,
+                (asked, [(given, state.transpose((1, 0)))]),
+                (read, [(missed, state.transpose((1, 0)))]),
+                (kept, [(value, dstate.transpose((1, 0)))]),
+            )
+            return *found, held
+
+        def run(key: Any, betas: Any, tiles: Any, totals: Any, arrived: Any) -> None:
+            plgpu.copy_gmem_to_smem(keys_ref.at[at, head, steps, channels], key, arrived)
+            plgpu.copy_gmem_to_smem(beta_ref.at[at, head, chunk], betas, arrived)
+            asked, read, kept, held = along_channels(
+                step,
+                width // TILE,
+                (zeros(), zeros(), zeros(), zeros_of_rows()),
+                *((ref.at[at, head], lambda part: (chunk, part)) for ref in (do_ref, values_ref, dmissing_ref)),
+                *((ref.at[at, head, chunk], lambda part: (column, part)) for ref in (states_ref, dstates_ref)),
+            )
+            plgpu.barrier_wait(arrived)
+            totals[0, :] = jnp.sum(load(key) * read, axis=1)
+            totals[1, :] = held
+            for tile, found in zip(tiles, (asked, -read * along(betas, 0, 0), kept), strict=True):
+                tile[...] = found.astype(dtype)
+            plgpu.commit_smem()
+            for tile, ref in zip(tiles, gradients, strict=True):
+                plgpu.copy_smem_to_gmem(tile, ref.at[at, head, steps, channels])
+            plgpu.copy_smem_to_gmem(totals, sums_ref.at[at, head, chunk, column])
+            plgpu.wait_smem_to_gmem(0)
+
+        pl.run_scoped(
+            run,
+            shared_tile(dtype),
+            plgpu.SMEM((1, TILE), jnp.float32),
+            [shared_tile(dtype)] * 3,
+            plgpu.SMEM((2, TILE), jnp.float32),
+            plgpu.Barrier(num_arrivals=2),
+        )
+
+    of_keys = jax.ShapeDtypeStruct(keys.shape, dtype)
+    *gradients, sums = launch.kernel(
+        body,
+        here,
+        out_type=(of_keys, of_keys, of_keys, jax.ShapeDtypeStruct((b, h, count, columns, 2, TILE), jnp.float32)),
+        name='delta_rule_across_chunks',
+        cost=Cost(3 * 2 * b * h * count * TILE * k * width),
+        grid=(b, h, count, columns),
+        grid_names=GRID,
+        compiler_params=NAMED_LAYOUTS,
+    )(keys, do, values, dmissing, states, dstates, beta)
+    by_beta = jnp.sum(sums[:, :, :, :, 0], axis=3).reshape(b, h, count * TILE)
+    return Across(*gradients, by_beta, sums[:, :, :, :, 1].reshape(b, h, count, k))
