@@ -118,6 +118,8 @@ def _file(path: pathlib.Path) -> pathlib.Path:
     for candidate in candidates:
         if candidate.is_file():
             return candidate
+    if (path / 'config.json').is_file():
+        raise UserError(f'{path} is a run and no config file; attnlab train --from={path} goes on from it')
     packaged = (str(file.relative_to(PACKAGED).with_suffix('')) for file in PACKAGED.glob('**/*.py'))
     there = [*map(str, path.parent.glob('*.py')), *packaged]
     raise UserError(f'there is no config file {path}{nearest(str(path), there)}')

@@ -8,9 +8,9 @@
     python scripts/gpu_session.py table out*/session.jsonl
 
 `prepare` writes the float64 expectations, the list of cases, without tiles that the compiler for an absent H100 says
-spill far more than the rules', and the list of wheels. `run` writes one line of JSON per
-case; its status is 0 if no case that ran was wrong, 1 if one was, and 3 if the device stopped responding. `table` writes the
-tiles that were faster than the rules' into `pallas_kernels/tuned`.
+spill far more than the rules', and the list of wheels. `run` writes one line of JSON per case; its status is 0 if no
+case that ran was wrong, 1 if one was, and 3 if the device stopped responding. `table` writes the tiles that were faster
+than the rules' into `pallas_kernels/tuned`.
 """
 
 import argparse

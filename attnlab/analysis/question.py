@@ -78,12 +78,13 @@ class Question:
             raise UserError(f'{self.workdir} holds a {type(self.loaded.setup.model).__name__}, {clause}')
 
     def check_stream(self) -> None:
-        """Raises `UserError` for a model without a stack of layers, and for one whose head reads more than their output."""
+        """Raises `UserError` for a model without layers, and for one whose head reads more than their output."""
         self.check_layers()
         model = self.loaded.setup.model
         if isinstance(model, WindowModel | Separator):
+            kind = type(model).__name__
             raise UserError(
-                f'{self.workdir} holds a {type(model).__name__}, whose head does not read the output of its layers as it is'
+                f'{self.workdir} holds a {kind}, whose head does not read the output of its layers as it is'
             )
 
     def record(self) -> dict[str, Any]:

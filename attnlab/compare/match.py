@@ -7,7 +7,8 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ml_collections import ConfigDict
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,8 +16,8 @@ from attnlab.config import flatten
 from attnlab.errors import UserError, nearest
 from attnlab.evals.measured import Kind, Measured, goal_of, is_share
 from attnlab.runs.record import Record
-from attnlab.train.run import data_hashes
-from attnlab.train.setup import QUANTIZATION, ROUNDING, TRACELESS
+from attnlab.train.run import QUANTIZATION, data_hashes
+from attnlab.train.setup import ROUNDING, TRACELESS
 
 PREFERRED = ('1x/accuracy', 'all/accuracy', 'bits_per_byte', '1x/loss', 'all/loss', 'loss')
 """How the names of metrics end that serve as the score, the first that a run has."""
@@ -260,6 +261,14 @@ def short_names(group: Sequence[RunResult]) -> list[str]:
     shared = common_beginning(names) if len(names) > 1 else ''
     cut = max(shared.rfind(mark) + 1 for mark in '-_/. ')
     return [name[cut:] or name for name in names]
+
+
+def baselines_of(group: Sequence[RunResult]) -> dict[str, float]:
+    """What trivial predictors reach on the data of all runs; where these differ, on those of the first, and said so."""
+    own = group[0].baselines
+    if all(math.isclose(one.baselines.get(name, math.nan), value) for one in group for name, value in own.items()):
+        return dict(own)
+    return {f'{name}, data of {short_names(group)[0]}': value for name, value in own.items()}
 
 
 def common_beginning(names: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from attnlab.compare.axes import Style, scale, short, styles
-from attnlab.compare.runs import RunResult, costs_of, short_names
+from attnlab.compare.runs import RunResult, baselines_of, costs_of, short_names
 from attnlab.evals.measured import Kind
 from attnlab.files import replacing
 
@@ -91,8 +91,7 @@ def _panel(axis: Any, group: Sequence[RunResult], cost: str, looks: Mapping[str,
 
 def _guessed(group: Sequence[RunResult]) -> dict[str, float]:
     """What trivial predictors reach, by name, the least first."""
-    found = {name: value for one in group for name, value in one.baselines.items()}
-    return dict(sorted(found.items(), key=lambda item: item[1]))
+    return dict(sorted(baselines_of(group).items(), key=lambda item: item[1]))
 
 
 def _name_lines(axis: Any, group: Sequence[RunResult]) -> None:

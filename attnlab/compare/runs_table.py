@@ -9,6 +9,7 @@ from attnlab import files
 from attnlab.compare.report.runs_page import runs_opening, runs_page
 from attnlab.compare.runs import (
     RunResult,
+    baselines_of,
     by_task,
     curves,
     distinctly_named,
@@ -90,8 +91,7 @@ def _table(groups: Mapping[str, Sequence[RunResult]]) -> Table:
 
 def baseline_values(group: Sequence[RunResult]) -> list[tuple[Any, ...]]:
     """What trivial predictors reach, a row of values each."""
-    found = {name: value for one in group for name, value in one.baselines.items()}
-    return [(f'({name})', value, *[None] * (len(COLUMNS) - 2)) for name, value in found.items()]
+    return [(f'({name})', value, *[None] * (len(COLUMNS) - 2)) for name, value in baselines_of(group).items()]
 
 
 def _values(one: RunResult) -> tuple[Any, ...]:

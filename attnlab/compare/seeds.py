@@ -12,8 +12,8 @@ from attnlab.compare.runs import RunResult, common_beginning
 from attnlab.config import plain
 from attnlab.evals.measured import of_seeds
 from attnlab.runs.record import Record
-from attnlab.train.run import data_hashes, makings
-from attnlab.train.setup import QUANTIZATION, TRACELESS
+from attnlab.train.run import QUANTIZATION, data_hashes, makings
+from attnlab.train.setup import TRACELESS
 
 Curve = Sequence[tuple[int, float]]
 
@@ -100,8 +100,8 @@ def shared_name(names: Sequence[str]) -> str:
 def merged(name: str, results: Sequence[RunResult]) -> RunResult:
     """One result for runs that differ only in seed: the mean score with its interval by Student's t.
 
-    The noise of the test set, on which all seeds are evaluated, is the root mean square of that of the runs where it is known. The seeds
-    of the settings are listed together, so that groups with the same seeds count as equal in them.
+    The noise of the test set, on which all seeds are evaluated, is the root mean square of that of the runs where it is
+    known. The seeds of the settings are listed together, in order, so that groups with the same ones count as equal.
     """
     first = results[0]
     scores = tuple(one.score for one in results)

@@ -16,8 +16,7 @@ from attnlab.runs.record import read_record
 from attnlab.tables import Printer
 from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.metrics_file import METRICS
-from attnlab.train.run import saved_config
-from attnlab.train.setup import QUANTIZATION
+from attnlab.train.run import QUANTIZATION, saved_config
 
 NONE = 'none'
 """The name of what stays as it is."""

@@ -28,7 +28,8 @@ from attnlab.tables import Column, Printer, Table, digits, shown
 from attnlab.train import run
 from attnlab.train.cost import state_bytes, weight_bytes
 from attnlab.train.partition import Axes
-from attnlab.train.setup import QUANTIZATION, ROUNDING, Setup
+from attnlab.train.run import QUANTIZATION
+from attnlab.train.setup import ROUNDING, Setup
 
 
 @dataclasses.dataclass(frozen=True)

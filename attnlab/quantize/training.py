@@ -28,7 +28,8 @@ from attnlab.signature import checked_fields
 from attnlab.train.cost import weight_bytes
 from attnlab.train.fit import fit_to_weights
 from attnlab.train.partition import Axes
-from attnlab.train.setup import QUANTIZATION, ROUNDING, prepare
+from attnlab.train.run import QUANTIZATION
+from attnlab.train.setup import ROUNDING, prepare
 
 
 @checked_fields

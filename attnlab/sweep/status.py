@@ -171,12 +171,8 @@ def _columns(found: list[TrialStatus]) -> list[str]:
 
 def _titles(keys: Sequence[str]) -> list[str]:
     """The last names of keys; whole keys where several have the same one."""
-    counts = Counter(_last(key) for key in keys)
-    return [_last(key) if counts[_last(key)] == 1 else key for key in keys]
-
-
-def _last(key: str) -> str:
-    return key.rpartition('.')[2]
+    counts = Counter(key.rpartition('.')[2] for key in keys)
+    return [last if counts[last := key.rpartition('.')[2]] == 1 else key for key in keys]
 
 
 def _format_settings(settings: Mapping[str, Any]) -> str:

@@ -183,7 +183,8 @@ class Denoising(LongRange):
             predicted = predicted.at[:, -1].set(False)
         else:
             if dropout_key is None:
-                drawn = jax.vmap(lambda key: jax.random.bernoulli(key, self.hidden, there.shape[1:]))(_own_keys(tokens))
+                own = functools.partial(jax.random.bernoulli, p=self.hidden, shape=there.shape[1:])
+                drawn = jax.vmap(own)(_own_keys(tokens))
             else:
                 key, dropout_key = jax.random.split(dropout_key)
                 drawn = jax.random.bernoulli(key, self.hidden, there.shape)

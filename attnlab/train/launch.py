@@ -17,7 +17,8 @@ from attnlab.train import loop, run
 from attnlab.train.cost import flops_per_token, implementations, parameters, state_bytes, weight_bytes
 from attnlab.train.fork import Fork
 from attnlab.train.profile import Profile
-from attnlab.train.setup import QUANTIZATION, Setup, prepare
+from attnlab.train.run import QUANTIZATION
+from attnlab.train.setup import Setup, prepare
 
 STOPPED = 75
 """The exit status of a run that was asked to stop and saved, EX_TEMPFAIL: the same command resumes it."""

@@ -51,6 +51,9 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
     return config
 
 
+QUANTIZATION = 'quantization'
+"""The key of what changes the model of a run that `attnlab quantize` made."""
+
 KINDS: dict[str, type] = {'data': dict, 'from': dict, 'start': dict, 'made_before': list}
 """What the record of a start holds under some names, where it has them."""
 

@@ -27,6 +27,7 @@ from attnlab.train import partition
 from attnlab.train.moving import check_followed
 from attnlab.train.optimizer import Optimizer, Rates, trained
 from attnlab.train.report import Reporting
+from attnlab.train.run import QUANTIZATION
 from attnlab.train.start import FromRun
 from attnlab.train.state import TrainState, abstract_model, initialize, split
 from attnlab.train.step import Metrics, Precision, make_step
@@ -388,9 +389,6 @@ class Setup:
                     'give accumulate=1 and no rows_at_once, and a smaller batch_size if memory is short'
                 )
 
-
-QUANTIZATION = 'quantization'
-"""The key of what changes the model of a run that `attnlab quantize` made."""
 
 ROUNDING = 'rounding'
 """The key of what changes the model of a run that is trained with few bits (`attnlab.quantize.training`)."""

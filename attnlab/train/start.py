@@ -15,6 +15,7 @@ from attnlab.models.stack import layers_of
 from attnlab.tables import visible
 from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.optimizer import named_parameters
+from attnlab.train.run import QUANTIZATION, saved_config
 from attnlab.train.saved import steps_in
 from attnlab.train.state import TrainState
 
@@ -38,6 +39,8 @@ class FromRun:
 
     def check(self, abstract: TrainState) -> None:
         """Raises `UserError` where the checkpoint does not exist, is damaged or does not fit; reads no parameters."""
+        if (pathlib.Path(self.run) / 'config.json').exists() and QUANTIZATION in saved_config(pathlib.Path(self.run)):
+            raise UserError(f'config.start.run is {self.run}, a quantized run; name the one that it was made from')
         steps = steps_in(self._folder)
         if not steps or (self.step is not None and self.step not in steps):
             wanted = 'checkpoint' if self.step is None else f'checkpoint of step {self.step}'

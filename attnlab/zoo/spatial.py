@@ -337,8 +337,8 @@ SPATIAL = {
             '`system=chimera`). No code was released. Diagonal matrices, where the paper has companion-like ones along '
             'time; couplings are rates, by which neither pair of factors exceeds one in sum, which the paper does not '
             'say; B and C are shared by the channels of a head, and inputs enter by the step times B, where the '
-            'paper holds them (zero order). It looks both ways over variates and is causal in time. Variates are swept one after the other, so that the '
-            'depth grows with their number; the paper scans both axes at once.'
+            'paper holds them (zero order). It looks both ways over variates, and back in time. Variates are swept one '
+            'after the other, so that the depth grows with their number; the paper scans both axes at once.'
         ),
     ),
     'lamamba': Recipe(

@@ -5,6 +5,7 @@ import os
 import pathlib
 import urllib.parse
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,8 +48,9 @@ def write(folder: pathlib.Path, cases: list[Case]) -> None:
             continue
         print(f'{place + 1} of {len(cases)}: {key(case)}', flush=True)
         # Beside it until it is whole.
+        arrays: dict[str, Any] = dict(_arrays(case))
         with (part := path.with_suffix('.part')).open('wb') as file:
-            np.savez_compressed(file, **dict(_arrays(case)))
+            np.savez_compressed(file, **arrays)
         os.replace(part, path)
         jax.clear_caches()
 

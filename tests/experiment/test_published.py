@@ -99,7 +99,9 @@ def test_a_value_that_is_not_finite_is_said():
     rows = [{'label': f'-{n}', 'value': value} for n, value in enumerate([1.9, None, 1.8])]
     plot = PublishedPlot({'': CLAIM}, [])
     (_, line), figure = plot.table(rows), plot.figure(rows)
-    assert line[2:4] == ['nan', '1.9000, nan, 1.8000'] and line[4].startswith('not comparable: 3 seeds have no interval')
+    assert line[2:4] == ['nan', '1.9000, nan, 1.8000'] and line[4].startswith(
+        'not comparable: 3 seeds have no interval'
+    )
     assert len(figure.axes) == 1
 
 

@@ -33,14 +33,14 @@ BESIDE = {
         'k=128, scalar': (56, 141),
         'k=128, vector': (380, 401),
     },
-    'diagonal_low_rank': {'k=64': (3220, 11600), 'k=128': (5450, 20600)},
+    'diagonal_low_rank': {'k=64': (1921, 3207), 'k=128': (3009, 4497)},
     'linear_attention': {
         'k=64, no decay': (18, 18),
         'k=64, scalar': (49, 61),
-        'k=64, vector': (458, 1750),
+        'k=64, vector': (214, 340),
         'k=128, no decay': (18, 18),
         'k=128, scalar': (49, 69),
-        'k=128, vector': (866, 3900),
+        'k=128, vector': (377, 642),
         'k=128, constant, grouped': (30, 345),
         'k=128, scalar, shared': (49, 69),
     },
@@ -57,7 +57,6 @@ KERNELS = {
     'attention_query_gradients': (168, 129),
     'cross_entropy_gradients': (168, 208),
     'cross_entropy_statistics': (168, 196),
-    'delta_rule_across_chunks': (176, 76),
     'delta_rule_key_gradients': (255, 71),
     'delta_rule_missing': (72, 44),
     'delta_rule_queries': (96, 26),
@@ -73,6 +72,8 @@ KERNELS = {
     'matrix_state_read': (128, 42),
     'matrix_state_read_gradients': (216, 56),
     'matrix_state_read_weighed': (64, 40),
+    'matrix_state_score_gradients': (64, 24),
+    'matrix_state_state_gradients': (176, 76),
     'matrix_state_sweep': (104, 177),
     'matrix_state_weight_gradients': (255, 108),
     'matrix_state_weights': (255, 107),
@@ -92,7 +93,6 @@ Both decide how many blocks a multiprocessor holds; a block may have 255 and 227
 """
 
 WIDE = {
-    'delta_rule_across_chunks': (184, 116),
     'delta_rule_key_gradients': (255, 111),
     'delta_rule_missing': (112, 60),
     'delta_rule_queries': (96, 50),
@@ -104,6 +104,8 @@ WIDE = {
     'matrix_state_read': (136, 88),
     'matrix_state_read_gradients': (255, 90),
     'matrix_state_read_weighed': (64, 56),
+    'matrix_state_score_gradients': (64, 40),
+    'matrix_state_state_gradients': (184, 116),
     'matrix_state_sweep': (144, 218),
 }
 """The same at 128 key channels, where they differ."""
@@ -114,8 +116,8 @@ SPILLED = {
     ('delta_rule', 'k=128, vector'): {'matrix_state_weights': 208, 'matrix_state_weight_gradients': 784},
     ('diagonal_low_rank', 'k=64'): {'matrix_state_weight_gradients': 368},
     ('diagonal_low_rank', 'k=128'): {'matrix_state_weights': 24, 'matrix_state_weight_gradients': 400},
-    ('linear_attention', 'k=64, vector'): {'matrix_state_weight_gradients': 368},
-    ('linear_attention', 'k=128, vector'): {'matrix_state_weight_gradients': 448},
+    ('linear_attention', 'k=64, vector'): {'matrix_state_weight_gradients': 544},
+    ('linear_attention', 'k=128, vector'): {'matrix_state_weights': 48, 'matrix_state_weight_gradients': 512},
     ('linear_attention', 'k=128, constant, grouped'): {'matrix_state_read_gradients': 40},
     ('linear_attention', 'k=128, scalar, shared'): {'linear_attention_gradients': 416},
 }

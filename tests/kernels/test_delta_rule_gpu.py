@@ -90,8 +90,8 @@ def test_lowered_for_hopper(name):
         lowered = jax.jit(both).trace(arrays, segments).lower(lowering_platforms=('cuda',))
     assert [entry.implementation for entry in entries] == ['mosaic_gpu']
     # Forward: chunks, states and outputs. Backward: chunks and states again, what queries do, the gradients of states,
-    # of values, of queries and of keys. With decays of key channels a chunk is two kernels, its weights and what it does
-    # of them, both times, and their gradients are three: within chunks, across them, and of the arguments of weights.
+    # of values, of queries and of keys. With decays of key channels a chunk is two kernels, its weights and what it
+    # does of them, both times, and their gradients are three: of steps, of states, and of the arguments of weights.
     assert lowered.as_text().count('custom_call @mosaic_gpu') == (12 if 'vector' in name else 10)
 
 

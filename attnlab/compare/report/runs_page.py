@@ -9,7 +9,7 @@ from attnlab.compare.report import opening as openings
 from attnlab.compare.report.figures import swatch
 from attnlab.compare.report.opening import Opening, Scored
 from attnlab.compare.report.page import folded, key, shell, unmatched
-from attnlab.compare.runs import RunResult, costs_of, short_names
+from attnlab.compare.runs import RunResult, baselines_of, costs_of, short_names
 
 Curves = Mapping[tuple[str, str], Mapping[str, Sequence[tuple[int, float]]]]
 """Of runs, by task and name: steps with values by metric."""
@@ -20,7 +20,6 @@ def runs_opening(
 ) -> Opening:
     """What the part of a task opens with; runs have the names that tell them apart, and the looks given."""
     names = short_names(group)
-    baselines = {name: value for one in group for name, value in one.baselines.items()}
     # Bytes of weights follow from the parameters, unless some have few bits.
     costs = [cost for cost in OPENING if cost in costs_of(group)]
     entries = [
@@ -37,7 +36,7 @@ def runs_opening(
         task=task,
         matched=(),
         tolerance=tolerance,
-        baselines=baselines,
+        baselines=baselines_of(group),
     )
 
 

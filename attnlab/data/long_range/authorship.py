@@ -27,8 +27,8 @@ class Authorship(Dataset):
     """Passages of `span` bytes of the running Python's sources, labelled by module, one of ten.
 
     A module's files are concatenated and cut into passages that do not overlap; of every ten the ninth is for
-    validation, the tenth for testing. Equally many are cut of every module; those that occur twice are left out. The passages
-    depend on the version of Python, which is recorded: results are comparable only for the same version.
+    validation, the tenth for testing. Equally many are cut of every module; those that occur twice are left out. The
+    passages depend on the version of Python, which is recorded: results are comparable only for the same version.
 
     Attributes:
       span: bytes of a passage.

@@ -154,7 +154,9 @@ class Pathfinder(Distribution):
         shapes = _shapes(self, self.margins[int(rand() * len(self.margins))])
         grown = next((found for _ in range(TRIALS) if (found := _two_paths(shapes, rand)) is not None), None)
         if grown is None:
-            raise UserError(f'{TRIALS} trials found no room for both paths of {self}; make size larger or contour smaller')
+            raise UserError(
+                f'{TRIALS} trials found no room for both paths of {self}; make size larger or contour smaller'
+            )
         paths, canvas = grown
         distractors = []
         for _ in range(self.distractors):

@@ -84,4 +84,6 @@ def _found(names: tuple[str, ...], wanted: Iterable[str]) -> tuple[int, ...]:
     for name in wanted:
         if name not in names:
             raise UserError(f'the series has no column {name!r}{nearest(name, names)}')
+        if names.count(name) > 1:
+            raise UserError(f'the series has {names.count(name)} columns called {name!r}; rename them in the file')
     return tuple(names.index(name) for name in wanted)

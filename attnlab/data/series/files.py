@@ -191,6 +191,10 @@ def read_table(path: pathlib.Path, columns: tuple[str, ...] = ()) -> Values:
     unknown = [name for name in columns if name not in found.names]
     if unknown:
         raise UserError(f'{path} has no column {unknown[0]!r}{nearest(unknown[0], found.names)}')
+    for name in columns:
+        if found.names.count(name) > 1 or columns.count(name) > 1:
+            times = f'{found.names.count(name)} columns called {name!r}, asked for {columns.count(name)} times'
+            raise UserError(f'{path} has {times}; both must be one')
     wanted = [found.columns[found.names.index(name)] for name in columns] or list(found.columns)
     with _opened(path) as file:
         try:
@@ -282,7 +286,8 @@ def table(path: pathlib.Path) -> Table:
     )
     numbers = below if header else cells
     if header and len(numbers) != len(cells):
-        raise UserError(f'{path} has {len(cells)} names in line 1 and {len(numbers)} cells in line 2')
+        quoted = '; a cell in quotes must not hold what cells are divided by' if '"' in f'{first}{second}' else ''
+        raise UserError(f'{path} has {len(cells)} names in line 1 and {len(numbers)} cells in line 2{quoted}')
     index = header and cells[0] in INDEX and _is_number(numbers[0])
     texts = numbers[0] != '' and not _is_number(numbers[0])
     dated = texts or (header and cells[0].lower() in DATED and is_date(numbers[0]))

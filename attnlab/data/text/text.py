@@ -113,7 +113,7 @@ class TextFiles(Corpus):
         if path == valid_path:
             return files
         # Files of both may be links to those of the other.
-        held = {file.resolve() for _, file in self._files(self.valid_path)}
+        held = {file.resolve() for _, file in self._files(str(self.valid_path))}
         found = [(name, file, file.resolve()) for name, file in files]
         left = [(name, file) for name, file, real in found if not real.is_relative_to(valid_path) and real not in held]
         if not left:

@@ -100,7 +100,8 @@ def image_folder(path: str, *, size: int = 32, channels: int = 3) -> ImageFolder
     """
     root = pathlib.Path(path)
     if not root.is_dir():
-        raise UserError(f'there is no folder {path}; images of a class are read from a folder of its name in it')
+        there = f'{path} is a file' if root.is_file() else f'there is no folder {path}'
+        raise UserError(f'{there}; images of a class are read from a folder of its name in it')
     return ImageFolder(path=path, classes=tuple(_classes(_training(root))), size=size, channels=channels)
 
 

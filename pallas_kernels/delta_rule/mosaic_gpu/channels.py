@@ -20,6 +20,7 @@ from pallas_kernels.matrix_state.mosaic_gpu.inputs import Inputs, inputs_of, of_
 from pallas_kernels.matrix_state.mosaic_gpu.reads import FORWARD, read_weighed
 from pallas_kernels.matrix_state.mosaic_gpu.sweep import Sweep, sweep
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import HEADS_FIRST, TIME_FIRST, fill
+from pallas_kernels.matrix_state.mosaic_gpu.weighed_gradients import Erasing, state_gradients
 from pallas_kernels.matrix_state.mosaic_gpu.weight_gradients import weight_gradients
 from pallas_kernels.matrix_state.mosaic_gpu.weights import weights
 from pallas_kernels.target import Target
@@ -64,7 +65,9 @@ def backward(here: Target, arrays: Arrays, scale: float, kept: None, gradients: 
     dstates, dvalues, dstate = sweep(here, given, factor[:, :, :, None], fill(gradients[1]), backward=True)
     dv_type = inputs.type_of_gradient(arrays.v)
     of_chunks = weighed.within_chunks(here, solved.inverse, does.erased, do, values, dvalues, inputs.v, beta, dv_type)
-    of_states = weighed.across_chunks(here, does.k, do, values, of_chunks.dmissing, states, dstates, beta)
+    erasing = Erasing(does.k, of_chunks.dmissing, beta)
+    of_states = state_gradients(here, do, values, states, dstates, erasing=erasing)
+    assert of_states.by_beta is not None
     dweights = Weights(of_chunks.among, of_states.q, of_states.writes, of_chunks.erased, of_states.k)
     dq, dk, dlog_decay = weight_gradients(here, steps, dweights, TIME_FIRST, factor * of_states.held)
     t, (key_size, value_size) = arrays.q.shape[1], arrays.state.shape[2:]

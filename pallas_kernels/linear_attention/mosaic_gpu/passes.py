@@ -19,7 +19,6 @@ callers have them, `b t h k`.
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.experimental.pallas as pl
@@ -36,6 +35,8 @@ from pallas_kernels.matrix_state.mosaic_gpu.inputs import inputs_of
 from pallas_kernels.matrix_state.mosaic_gpu.read_gradients import read_gradients
 from pallas_kernels.matrix_state.mosaic_gpu.reads import BACKWARD, FORWARD, read, read_weighed
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import TILE, TIME_FIRST, fill
+from pallas_kernels.matrix_state.mosaic_gpu.weighed_gradients import score_gradients, state_gradients
+from pallas_kernels.matrix_state.mosaic_gpu.weight_gradients import weight_gradients
 from pallas_kernels.matrix_state.mosaic_gpu.weights import weights as weights_of
 from pallas_kernels.target import Target
 
@@ -90,29 +91,18 @@ def _backward(here: Target, arrays: Arrays, scale: float, kept: None, gradients:
     )
 
 
-class Weighed(NamedTuple):
-    """The weights of chunks with decays per key channel.
-
-    Attributes:
-      weights: see there.
-      factor: decay of the state over each chunk, `b h l k`.
-    """
-
-    weights: Weights
-    factor: jax.Array
-
-
-def _weigh(here: Target, starts: jax.Array | None, q: jax.Array, k: jax.Array, log_decay: jax.Array) -> Weighed:
-    b, h, t, _ = TIME_FIRST.sizes(log_decay)
-    numbers = decays.rows(None, starts, pl.cdiv(t, TILE) * TILE, TILE)
-    q, k, log_decay = (TIME_FIRST.fill(array) for array in (q, k, log_decay))
+def _weigh(here: Target, arrays: Arrays) -> tuple[Steps, Weights, jax.Array]:
+    """What weights are of, the weights, and the decay of the state over each chunk, `b h l k`."""
+    assert arrays.log_decay is not None
+    b, h, t, _ = TIME_FIRST.sizes(arrays.log_decay)
+    numbers = decays.rows(None, arrays.starts, pl.cdiv(t, TILE) * TILE, TILE)
+    q, k, log_decay = (TIME_FIRST.fill(array) for array in (arrays.q, arrays.k, arrays.log_decay))
     steps = Steps(q, k, log_decay, jnp.broadcast_to(numbers, (b, h, *numbers.shape[2:])))
-    return Weighed(weights_of(here, False, steps, None, TIME_FIRST), channel_decays.factor(steps, TIME_FIRST))
+    return steps, weights_of(here, False, steps, None, TIME_FIRST), channel_decays.factor(steps, TIME_FIRST)
 
 
 def _forward_by_channel(here: Target, arrays: Arrays, scale: float) -> Outputs:
-    assert arrays.log_decay is not None
-    weights, factor = _weigh(here, arrays.starts, arrays.q, arrays.k, arrays.log_decay)
+    _, weights, factor = _weigh(here, arrays)
     v = TIME_FIRST.fill(arrays.v)
     states, final = sweep(here, FORWARD, weights.writes, v, factor, fill(arrays.state))
     o = read_weighed(here, FORWARD, weights.among, v, weights.q, states, v.dtype, (TIME_FIRST, TIME_FIRST), scale)
@@ -121,40 +111,24 @@ def _forward_by_channel(here: Target, arrays: Arrays, scale: float) -> Outputs:
 
 
 def _backward_by_channel(here: Target, arrays: Arrays, gradients: Outputs) -> Arrays:
-    """Products within chunks whose factors are in memory are left to XLA."""
-    dtype, h = arrays.v.dtype, arrays.state.shape[1]
     do, v = TIME_FIRST.fill(gradients[0]), TIME_FIRST.fill(arrays.v)
-    weigh = functools.partial(_weigh, here, arrays.starts)
-    (weights, factor), pull = jax.vjp(weigh, arrays.q, arrays.k, arrays.log_decay)
+    steps, weights, factor = _weigh(here, arrays)
     states, _ = sweep(here, FORWARD, weights.writes, v, factor, fill(arrays.state))
     dstates, dstate = sweep(here, BACKWARD, weights.q, do, factor, fill(gradients[1]))
-    rounded = dtype if v.shape[2] == h else jnp.float32
-    dv = read_weighed(here, BACKWARD, weights.among, do, weights.writes, dstates, rounded, (TIME_FIRST, TIME_FIRST))
-
-    def by_chunk(array: jax.Array) -> jax.Array:
-        array = TIME_FIRST.heads_first(array)
-        return jnp.repeat(array, h // array.shape[1], axis=1).reshape(*states.shape[:3], TILE, -1)
-
-    def product(letters: str, left: jax.Array, right: jax.Array) -> jax.Array:
-        found = jnp.einsum(letters, left, right, preferred_element_type=dtype)
-        return found.reshape(*states.shape[:2], -1, found.shape[-1])
-
-    do_chunks, v_chunks = by_chunk(do), by_chunk(v)
-    dweights = Weights(
-        among=product('bhltv,bhlsv->bhlts', do_chunks, v_chunks),
-        q=product('bhltv,bhlkv->bhltk', do_chunks, states),
-        writes=product('bhlsv,bhlkv->bhlsk', v_chunks, dstates),
-    )
-    dfactor = jnp.einsum('bhlkv,bhlkv->bhlk', states, dstates, preferred_element_type=jnp.float32)
-    dq, dk, dlog_decay = pull(Weighed(dweights, dfactor))
+    rounded = v.dtype if v.shape[2] == arrays.state.shape[1] else jnp.float32
+    layouts = TIME_FIRST, TIME_FIRST
+    dv = read_weighed(here, BACKWARD, weights.among, do, weights.writes, dstates, rounded, layouts)
+    found = state_gradients(here, do, v, states, dstates, TIME_FIRST)
+    dweights = Weights(score_gradients(here, do, v, TIME_FIRST), found.q, found.writes)
+    dq, dk, dlog_decay = weight_gradients(here, steps, dweights, TIME_FIRST, factor * found.held)
     t, (key_size, value_size) = arrays.q.shape[1], arrays.state.shape[2:]
     return Arrays(
-        q=dq,
-        k=dk,
+        q=TIME_FIRST.cut(dq, t, key_size),
+        k=TIME_FIRST.cut(dk, t, key_size),
         v=TIME_FIRST.cut(dv, t, value_size),
         vectors=(),
         numbers=(),
-        log_decay=dlog_decay,
+        log_decay=TIME_FIRST.cut(dlog_decay, t, key_size),
         state=dstate[:, :, :key_size, :value_size],
         starts=None,
     )

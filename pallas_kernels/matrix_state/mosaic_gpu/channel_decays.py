@@ -98,7 +98,7 @@ def levels(log_decay: jax.Array, dtype: Any, layout: Layout = HEADS_FIRST) -> ja
 
 
 def _eighths(log_decay: jax.Array, layout: Layout) -> jax.Array:
-    """Log decays summed over eighths of chunks, `b h l 8 k`: all that is asked of them at once, read once for all uses."""
+    """Log decays summed over eighths of chunks, `b h l 8 k`: all that is asked of them is made of one reading."""
     b, h, t, k = layout.sizes(log_decay)
     steps = (b, h, t // 8, 8, k) if layout.heads == 1 else (b, t // 8, 8, h, k)
     # The sum first, so that only that is transposed.

@@ -59,9 +59,7 @@ def weight_gradients(
     over_chunks = [] if ends is None else [ends.reshape(b, h, t // TILE, size // TILE, TILE)]
     types = [dtype if array.shape[layout.heads] == h else jnp.float32 for array in (steps.q, steps.k)]
 
-    def body(
-        q_ref: Any, k_ref: Any, decay_ref: Any, levels_ref: Any, rows_ref: Any, *others: Any
-    ) -> None:
+    def body(q_ref: Any, k_ref: Any, decay_ref: Any, levels_ref: Any, rows_ref: Any, *others: Any) -> None:
         gradient_refs, rest = others[: len(arrays)], others[len(arrays) :]
         ends_ref, out_refs = rest[:-3], rest[-3:]
         at, head, chunk, part = (jax.lax.axis_index(name) for name in ('b', 'h', 'chunk', 'part'))

@@ -83,9 +83,7 @@ def _find(here: Target, erases: bool, steps: Steps, among: DTypeLike | None, lay
         outs = outs._replace(erased=out(TILE, jnp.float32), k=out(k, dtype))
     arrays, structure = jax.tree.flatten(outs)
 
-    def body(
-        q_ref: Any, k_ref: Any, decay_ref: Any, levels_ref: Any, rows_ref: Any, *out_refs: Any
-    ) -> None:
+    def body(q_ref: Any, k_ref: Any, decay_ref: Any, levels_ref: Any, rows_ref: Any, *out_refs: Any) -> None:
         at, head, chunk = (jax.lax.axis_index(name) for name in ('b', 'h', 'chunk'))
         found = jax.tree.unflatten(structure, [ref.at[at, head, pl.ds(chunk * TILE, TILE)] for ref in out_refs])
 
@@ -93,16 +91,16 @@ def _find(here: Target, erases: bool, steps: Steps, among: DTypeLike | None, lay
             plgpu.copy_gmem_to_smem(rows_ref.at[at, head, chunk], numbers, arrived)
             plgpu.copy_gmem_to_smem(levels_ref.at[at, head, chunk], levels, arrived)
             plgpu.barrier_wait(arrived)
-            origin = hidden_zero(numbers)
+            origin, (coarse, fine) = hidden_zero(numbers), apart
 
             def step(turn: Any, q_tile: Any, k_tile: Any, log_decay: Any, scores: Any) -> Any:
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 put_decays(apart, log_decay)
-                decay = functools.partial(decay_over, here, *apart)
+                decay = functools.partial(decay_over, here, coarse, fine)
                 level = level_of(levels, turn[0])
 
                 def block(scores: Any) -> Any:
-                    to, back = within_blocks(here, *apart, level, origin)
+                    to, back = within_blocks(here, coarse, fine, level, origin)
                     keys[...] = (load(k_tile) * back).astype(dtype)
                     plgpu.commit_smem()
                     read = keys.transpose((1, 0))
