@@ -1,17 +1,22 @@
 """Massive activations: those that were planted, where they stand, and what they do to the loss."""
 
 import json
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from attnlab.analysis.massive import largest, looked_at, massive, medians
+from attnlab.analysis.question import Question
 from attnlab.cli import main
+from attnlab.errors import UserError
 from attnlab.models.heads.language import TiedHead
 from attnlab.runs.loading import load_run
 from attnlab.testing.noise import noise
 from attnlab.train.rows import rows_of
+from attnlab.train.setup import prepare
+from configs import series
 from tests.bad_inputs.conftest import originals
 
 __all__ = ['originals']
@@ -59,6 +64,13 @@ def test_planted_activations_are_found_and_set(originals):
     assert level.losses['massive_zero'] == pytest.approx(without.loss, rel=1e-5)
     assert level.losses['massive_mean'] == pytest.approx(found.loss, rel=1e-5)
     assert without.levels[0].massive == 0 and set(without.levels[0].losses) == {'largest_zero', 'largest_mean'}
+
+
+def test_a_model_whose_head_reads_more_than_its_layers_is_refused():
+    setup = prepare(series.get_config('zoo=mha,data=seasonal,lookback=32,horizon=16'))
+    question = SimpleNamespace(loaded=SimpleNamespace(setup=setup), workdir='run', check_layers=lambda: None)
+    with pytest.raises(UserError, match='run holds a StackForecaster, whose head does not read the output of its lay'):
+        Question.check_stream(question)
 
 
 def test_a_run_is_looked_at(originals, capsys):

@@ -12,7 +12,7 @@ from attnlab.compare import match as compare_match
 from attnlab.compare.equality import unmatched
 from attnlab.compare.match import MULTIPLES, Matched, find_knobs, match, match_recipes, shown
 from attnlab.compare.measures import measure
-from attnlab.config import spec
+from attnlab.config import spec, value_at
 from attnlab.configuration import config_of
 from attnlab.errors import UserError
 from attnlab.mixers.state_space.selective import StateSpaceDual
@@ -117,6 +117,9 @@ def test_an_accelerator_wants_multiples_of_its_tiles():
     found = match(config('mha'), 'params', 1_110_000.0, 0.01, ZOO['mha'].knobs, multiples=MULTIPLES['accelerator'])
     dim, _, _, hidden = sizes(found.config)
     assert dim % 128 == hidden % 128 == 0 and (dim, hidden) == (128, 512)
+    # Of `based` the keys of the window follow from the width, and stay as they are.
+    (key,) = find_knobs(config('based'), ZOO['based'].knobs, MULTIPLES['any'])['state'].keys
+    assert key.endswith('.mixer.key_dim') and value_at(config('based'), key) == 16
     state = find_knobs(config('mamba2'), ZOO['mamba2'].knobs, MULTIPLES['accelerator'])['state']
     assert state.step == 64
 
@@ -196,6 +199,8 @@ def test_a_state_of_another_size_than_it_says_is_measured_as_it_is():
 
 def test_time():
     assert 0 < measure('decode_ms')(prepare(config('mingru'))) < 1000
+    with pytest.raises(UserError, match='decode_ms is for models that decode tokens one by one; this one does not'):
+        measure('decode_ms')(prepare(images.get_config('zoo=mha,size=smoke')))
 
 
 @pytest.mark.slow

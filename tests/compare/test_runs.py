@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from attnlab.cli import main
-from attnlab.compare.runs import by_task, equalities, run_result, short_names, unequal
+from attnlab.compare.runs import baselines_of, by_task, equalities, run_result, short_names, unequal
 from attnlab.compare.runs_figure import costs_figure, draw_costs
 from attnlab.compare.runs_table import compare_runs
 from attnlab.config import spec
@@ -206,8 +206,9 @@ def test_one_table_one_figure_the_same_twice(made, tmp_path, capsys):
 
 def test_the_figure_draws_every_interval_and_names_what_it_is_over_and_the_lines(made):
     one = dataclasses.replace(run_result(read_record(made('a', ACCURATE))), low=0.7, high=0.8, evaluated=300)
+    one = dataclasses.replace(one, baselines={'near': 0.101, 'chance': 0.1})
     seeds = dataclasses.replace(one, name='b', score=0.5, low=0.4, high=0.6, scores=(0.4, 0.5, 0.6))
-    bare = dataclasses.replace(one, name='c', low=None, high=None, baselines={'near': 0.101, 'chance': 0.1})
+    bare = dataclasses.replace(one, name='c', low=None, high=None)
     figure = costs_figure({one.task: [one, seeds, bare]})
     axis = figure.axes[-1]
     ends = [segment[:, 1].tolist() for lines in axis.collections[:2] for segment in lines.get_segments()]
@@ -216,7 +217,7 @@ def test_the_figure_draws_every_interval_and_names_what_it_is_over_and_the_lines
     words = [text.get_text() for text in figure.legends[0].get_texts()]
     assert words == ['a', 'b', 'c', '95 % over seeds', '95 % over examples']
     named = {text.get_text(): text.get_position()[1] for text in axis.texts}
-    assert set(named) == {*one.baselines, 'near'} and named['near'] - named['chance'] == pytest.approx(0.08)
+    assert set(named) == {'chance', 'near'} and named['near'] - named['chance'] == pytest.approx(0.08)
     assert all(not axis.texts for axis in figure.axes[:-1])
 
 
@@ -266,3 +267,13 @@ def test_runs_of_few_bits_are_compared_by_bytes_of_weights(made, tmp_path, capsy
     assert (tmp_path / 'report' / 'index.html').read_text() == page
     figure = costs_figure(by_task(run_result(read_record(folder)) for folder in folders))
     assert [axis.get_xlabel() for axis in figure.axes][-2:] == ['weight bytes', 'bits a parameter']
+
+
+def test_trivial_predictors_on_other_data_are_those_of_the_best_run(made):
+    """Of texts of one's own the class is one task, whatever they hold."""
+    one = dataclasses.replace(
+        run_result(read_record(made('own-a', ACCURATE))), baselines={'bigram': 0.4, 'unigram': 3.0}
+    )
+    other = dataclasses.replace(one, name='own-b', score=0.5, baselines={'bigram': 0.9, 'unigram': 3.0})
+    assert baselines_of([one, one]) == one.baselines
+    assert baselines_of([one, other]) == {'bigram, data of a': 0.4, 'unigram, data of a': 3.0}

@@ -505,3 +505,13 @@ def test_smoothing_is_cross_entropy_with_shares_of_every_class():
     np.testing.assert_allclose(head.losses(hidden, targets), -logs[jnp.arange(5), targets], rtol=1e-5)
     with pytest.raises(UserError, match='smoothing of ClassificationHead is 1'):
         ClassificationHead(8, 1, classes=3, smoothing=1.0, rngs=nnx.Rngs(0))
+
+
+def test_logits_of_16_bit_vectors_are_accumulated_in_32():
+    """Rounded to 16 bits, the largest of a thousand classes are often equal, and the first would be taken."""
+    head = ClassificationHead(64, 50, classes=1000, rngs=nnx.Rngs(0))
+    hidden = (3 * noise(64, 64)).astype(jnp.bfloat16)
+    logits = head.logits(hidden)
+    assert logits.dtype == jnp.float32
+    np.testing.assert_allclose(logits, head.logits(hidden.astype(jnp.float32)), rtol=1e-6, atol=1e-5)
+    assert (np.sum(logits == jnp.max(logits, axis=1, keepdims=True), axis=1) == 1).all()

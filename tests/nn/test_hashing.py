@@ -127,6 +127,16 @@ def test_the_fit_is_that_of_the_paper(kind):
         goals = goals - np.einsum('hbt,hbs->hbts', codes, codes)
 
 
+@pytest.mark.parametrize('tokens', [1, 6, 10, 12, 15, 20])
+def test_padding_does_not_count_among_the_nearest_tokens(tokens):
+    x = unit(np.array(noise(1, 40, 1, 4), np.float64))
+    alone = hashing._targets(jnp.asarray(x[:, :tokens]), jnp.ones((1, tokens), bool))
+    found = hashing._targets(jnp.asarray(x), jnp.arange(40)[None] < tokens)
+    np.testing.assert_array_equal(found[:, :, :tokens, :tokens], alone)
+    assert not found[:, :, tokens:].any() and not found[:, :, :, tokens:].any()
+    assert tokens == 1 or (np.sum(np.asarray(alone) > 0, axis=-1) == max(1, min(10, tokens // 2))).all()
+
+
 def test_a_fit_is_kept():
     subject = KernelHash(4, heads=HEADS, bits=BITS, anchors=ANCHORS, rngs=nnx.Rngs(0))
     x, seen = jnp.asarray(vectors()), jnp.asarray(SEEN, jnp.int32)

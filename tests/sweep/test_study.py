@@ -16,7 +16,7 @@ from attnlab.config import from_plain, plain, spec
 from attnlab.errors import UserError
 from attnlab.sweep import trial as trials
 from attnlab.sweep.space import Grid
-from attnlab.sweep.status import seconds_left, show_status, statuses
+from attnlab.sweep.status import _titles, seconds_left, show_status, statuses
 from attnlab.sweep.study import create_study, open_study
 from attnlab.sweep.sweep import Sweep
 from attnlab.sweep.trial import STARTS, Outcome, run_trial
@@ -341,6 +341,14 @@ def test_pruning_saves_the_run_and_survives_a_death_at_any_moment(make, programs
     pruned = study.trials()[1]
     assert pruned.state == TrialState.PRUNED and pruned.value == pruned.intermediate_values[6] > 0
     assert list(pruned.intermediate_values) == [6]
+
+
+def test_settings_of_one_last_name_have_a_column_each():
+    assert _titles(['groups.dynamics.lr', 'groups.matrix.lr', 'model.dim']) == [
+        'groups.dynamics.lr',
+        'groups.matrix.lr',
+        'dim',
+    ]
 
 
 def test_status(unbroken, capsys, make):

@@ -53,6 +53,9 @@ def test_the_expected_best_of_a_quarter_by_counting():
     pairs = [min(pair) for pair in itertools.combinations(VALUES, 2)]
     assert expected_best(RATES, VALUES) == pytest.approx(np.mean(pairs))
     assert expected_best(RATES[:4], VALUES[:4]) == pytest.approx(VALUES[:4].mean())
+    # The number of ways to draw a quarter of so many is beyond all floating-point numbers.
+    many = np.arange(1600.0)
+    assert expected_best(many, many) == pytest.approx((1600 + 1) / (400 + 1) - 1)
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,15 @@ def test_what_cannot_be_drawn_is_refused(wrong):
         ListOps(**wrong)
 
 
+def test_lengths_that_no_expression_has_are_refused():
+    """At three arguments and a depth of three the longest is `[f [f d d d] [f d d d] [f d d d]]`: 17 tokens."""
+    assert ListOps(16, 60, 3, 3)
+    with pytest.raises(UserError, match='has more than 17 tokens; shortest is 17'):
+        ListOps(17, 60, 3, 3)
+    with pytest.raises(UserError, match='seed of Drawn is -1'):
+        Drawn(SHORT, seed=-1)
+
+
 def test_specs():
     assert build(spec(Drawn, of=SHORT)) == Drawn(SHORT)
     with pytest.raises(UserError, match="has no split 'trian'; did you mean 'train'"):

@@ -83,7 +83,7 @@ def test_ids_are_padded_and_cut_off():
     example = {'x': np.array([0, 255], np.uint8), 'label': np.int32(2)}
     row = padded(example, IDS, 3)
     assert row['tokens'].tolist() == [1, 256, 0] and row['segments'].tolist() == [1, 1, 0]
-    assert row['positions'].tolist() == [0, 1, 2] and (row['label'], row['weights']) == (2, 1)
+    assert row['positions'].tolist() == [0, 1, 0] and (row['label'], row['weights']) == (2, 1)
     assert padded(example, IDS, 1)['tokens'].tolist() == [1]
     assert {name: value.dtype for name, value in row.items()} == {
         'tokens': np.int32,
@@ -103,7 +103,7 @@ def test_a_pair_shares_a_row():
     pair = {'x': np.array([1, 2, 3]), 'second': np.array([4]), 'label': np.int32(1)}
     row = padded(pair, PAIRS, 4)
     assert row['tokens'].tolist() == [1, 2, 4, 0] and row['segments'].tolist() == [1, 1, 2, 0]
-    assert row['positions'].tolist() == [0, 1, 0, 1]
+    assert row['positions'].tolist() == [0, 1, 0, 0]
 
 
 @pytest.mark.parametrize('kind', [IDS, NUMBERS, PAIRS])

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from attnlab.data.long_range import pathfinder
 from attnlab.data.long_range.dataset import digest_of
 from attnlab.data.long_range.drawn import Drawn, example
 from attnlab.data.long_range.pathfinder import PATH_X, Pathfinder, _added, _shapes, _towards
@@ -201,7 +202,15 @@ def test_the_speed_on_one_core():
     assert listops < 300 / 96_000 and pathfinder < 12e-3
 
 
-@pytest.mark.parametrize('wrong', [{'seed_distance': 8}, {'contour': 1}, {'margins': ()}, {'margins': (0,)}])
+@pytest.mark.parametrize(
+    'wrong', [{'seed_distance': 8}, {'contour': 1}, {'margins': ()}, {'margins': (0,)}, {'dash': 0}]
+)
 def test_what_cannot_be_drawn_is_refused(wrong):
     with pytest.raises(UserError, match='Pathfinder'):
         Pathfinder(**wrong)
+
+
+def test_settings_without_room_end(monkeypatch):
+    monkeypatch.setattr(pathfinder, 'TRIALS', 20)
+    with pytest.raises(UserError, match=r'20 trials found no room for both paths of .*contour=60'):
+        Pathfinder(contour=60).draw(np.random.SeedSequence(0))

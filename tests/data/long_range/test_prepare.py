@@ -211,7 +211,17 @@ def test_what_is_not_what_was_written_is_refused(tmp_path, short, monkeypatch):
     path.write_text(content.replace(recorded, recorded[::-1]))
     with pytest.raises(UserError, match=f'test of .*1.0.0 is not what was written: its content is {recorded}, not'):
         prepare('listops', tmp_path, 1, Told())
+    for wrong in ('', '{}', '[]', '{"content": []}'):
+        path.write_text(wrong)
+        with pytest.raises(UserError, match=r'metadata\.json .*; delete its folder and prepare it again'):
+            Prepared('listops', str(tmp_path)).describe()
     path.write_text(content)
+    stored = next(path.parent.glob('*train*.array_record*'))
+    records = stored.read_bytes()
+    stored.write_bytes(records[: len(records) // 2])
+    with pytest.raises(UserError, match=r'1\.0\.0 is damaged \(.*\); delete it and prepare it again'):
+        prepare('listops', tmp_path, 1, Told())
+    stored.write_bytes(records)
     monkeypatch.setattr(builders.ListOpsBuilder, 'seed', 1)
     with pytest.raises(UserError, match=r'example 0 of train in .* differs from what this attnlab and this numpy draw'):
         prepare('listops', tmp_path, 1, Told())

@@ -11,6 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from attnlab.data.series import published
+from attnlab.data.series.columns import Columns
 from attnlab.data.series.files import CSVSeries, NPZSeries, ParquetSeries, read_array, read_table
 from attnlab.data.series.published import PUBLISHED, PublishedSeries, blob_digest
 from attnlab.data.series.series import Shares
@@ -65,6 +66,16 @@ def test_wrong_columns_and_files_are_named(tmp_path):
         CSVSeries(str(tmp_path / 'a.csv'), columns=('lode',)).values()
     with pytest.raises(UserError, match=r'there is no file nowhere\.csv'):
         CSVSeries('nowhere.csv').values()
+    (tmp_path / 'twice.csv').write_text('date,a,a\nx,1,2\ny,3,4\n')
+    series = CSVSeries(str(tmp_path / 'twice.csv'))
+    np.testing.assert_array_equal(series.values(), [[1, 2], [3, 4]])
+    with pytest.raises(UserError, match="the series has 2 columns called 'a'; rename them in the file"):
+        Columns(targets=('a',)).places(series)
+    with pytest.raises(UserError, match="has 2 columns called 'a', asked for 1 times; both must be one"):
+        CSVSeries(str(tmp_path / 'twice.csv'), columns=('a',)).values()
+    (tmp_path / 'quoted.csv').write_text('date,"temp, C",b\nx,1,2\n')
+    with pytest.raises(UserError, match='has 4 names in line 1 and 3 cells in line 2; a cell in quotes must not hold'):
+        CSVSeries(str(tmp_path / 'quoted.csv')).values()
 
 
 def test_arrays(tmp_path):

@@ -80,7 +80,7 @@ def test_rows_have_the_same_shapes_and_are_in_bounds(problem, length):
         assert 1 <= count <= labels and (row['weights'] == (np.arange(labels) < count)).all()
         assert (row['segments'] == (np.arange(length) < used)).all()
         assert (np.diff(row['at'][:count]) > 0).all() and row['at'][0] >= 0 and row['at'][count - 1] < used
-        assert (row['positions'] == np.arange(length)).all()
+        assert (row['positions'] == np.where(row['segments'], np.arange(length), 0)).all()
         assert not row['tokens'][used:].any() and not row['at'][count:].any() and not row['targets'][count:].any()
         if problem.features is None:
             assert row['tokens'].shape == (length,) and row['tokens'].dtype == np.int32

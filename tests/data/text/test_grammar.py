@@ -113,6 +113,8 @@ def test_long_texts_of_json():
         ('start: other', 'the grammar is none in the notation of Lark: '),
         ('start: /a*/', 'the grammar is none in the notation of Lark: '),
         ('start: "a" start', 'the grammar derives no text: start needs itself in every rule'),
+        ('%declare X\nstart: X "a"', 'the grammar declares the terminal X and does not say what it is'),
+        (f'start: {"(" * 3000}"a"{")" * 3000}', 'the grammar is none in the notation of Lark: '),
         ('start: A\nA: /a(?=b)/', "the terminal A of the grammar: the pattern 'a(?=b)' makes no automaton"),
     ],
 )

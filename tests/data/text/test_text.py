@@ -45,6 +45,13 @@ def test_a_file_without_lines_is_cut_between_characters(tmp_path):
     assert abs(len(valid) - 300) <= 1
 
 
+def test_bytes_that_are_no_text_are_cut_where_they_are_asked_to(tmp_path):
+    """Silence in 8 bits looks like the middle of a character without end."""
+    path = write(tmp_path, {'a.raw': b'\x80' * 10_000}) / 'a.raw'
+    source = TextFiles(str(path), encoding='bytes')
+    assert [len(joined(source, split)) for split in ('train', 'valid')] == [9500, 500]
+
+
 def test_many_documents_are_split_whole_and_by_content(tmp_path):
     rng = random.Random(0)
     files = {f'{i:04}.txt': rng.randbytes(rng.randint(50, 150)).hex() for i in range(1000)}
@@ -103,6 +110,10 @@ def test_what_validates_inside_of_a_folder_is_not_trained_on(tmp_path):
     assert [names(folder, split) for split in folder.splits] == [['a.txt', 'valid.txt'], ['b.txt']]
     file = TextFiles(str(tmp_path), valid_path=str(tmp_path / 'valid.txt'))
     assert [names(file, split) for split in file.splits] == [['a.txt', 'link.txt', 'valid/b.txt'], ['valid.txt']]
+    (tmp_path / 'held').mkdir()
+    (tmp_path / 'held' / 'a.txt').symlink_to(tmp_path / 'a.txt')
+    links = TextFiles(str(tmp_path), valid_path=str(tmp_path / 'held'))
+    assert [names(links, split) for split in links.splits] == [['link.txt', 'valid.txt', 'valid/b.txt'], ['a.txt']]
     within = TextFiles(str(tmp_path / 'valid'), valid_path=str(tmp_path))
     with pytest.raises(UserError, match=r'every file of .*valid is in .*, which is valid_path: none is left to'):
         names(within, 'train')

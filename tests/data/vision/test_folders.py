@@ -1,5 +1,8 @@
 """Folders of images of one's own, and what is wrong with them."""
 
+import shutil
+import struct
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -79,9 +82,18 @@ def test_images_are_cut_around_their_middle(tmp_path):
     assert read_image(tmp_path / 'grey.png', 4, 3).shape == (4, 4, 3)
 
 
-def test_what_is_wrong_is_named(tmp_path):
+def turned(image):
+    """What Pillow does where EXIF data that it writes anew are of a wrong type."""
+    struct.pack('H', 'a text')
+
+
+def test_what_is_wrong_is_named(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r'there is no folder .*nowhere; images of a class are read from a folder of'):
         image_folder(str(tmp_path / 'nowhere'))
+    fill(tmp_path / 'one', 0, 1)
+    with pytest.raises(UserError, match=r'0\.png is a file; images of a class are read from a folder of'):
+        image_folder(str(tmp_path / 'one' / '0.png'))
+    shutil.rmtree(tmp_path / 'one')
     with pytest.raises(UserError, match='has images of 0 class'):
         image_folder(str(tmp_path))
     fill(tmp_path / 'cat', 0, 3)
@@ -95,6 +107,10 @@ def test_what_is_wrong_is_named(tmp_path):
     (tmp_path / 'broken.png').write_bytes(b'\x89PNG\r\n\x1a\nnot really')
     with pytest.raises(UserError, match=r'broken\.png is not an image that can be read'):
         read_image(tmp_path / 'broken.png', 8, 3)
+    Image.new('RGB', (4, 4)).save(tmp_path / 'turned.jpg')
+    monkeypatch.setattr('PIL.ImageOps.exif_transpose', turned)
+    with pytest.raises(UserError, match=r'turned\.jpg is not an image that can be read: required argument is not'):
+        read_image(tmp_path / 'turned.jpg', 8, 3)
     fill(tmp_path / 'split' / 'train' / 'cat', 0)
     fill(tmp_path / 'split' / 'train' / 'dog', 0)
     fill(tmp_path / 'split' / 'test' / 'cow', 0)

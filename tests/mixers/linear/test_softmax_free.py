@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
+from attnlab.context import Context
 from attnlab.functional.newton import BacktrackedStep, FixedStep
 from attnlab.mixers.linear.softmax_free import SoftmaxFreeAttention
 from attnlab.testing.noise import noise
@@ -67,6 +69,16 @@ def test_the_layer_is_that_of_the_paper(name):
 def test_newton_may_step_as_in_the_code_of_soft_plus():
     options = {'stride': STRIDE, 'width': WIDTH, 'documents': 4, 'ridge': 0.0, 'newton': BacktrackedStep()}
     check_layer('soft_plus', soft, PACKED, **options)
+
+
+def test_a_document_without_room_for_all_its_landmarks_is_nan_as_a_whole():
+    mixer = SoftmaxFreeAttention(8, heads=2, stride=16, documents=1, rngs=nnx.Rngs(0))
+    x = noise(1, 64, 8, dtype=jnp.float64)
+    segments = np.repeat([[1, 2]], [24, 40], axis=1)
+    ctx = Context(jnp.asarray(np.concatenate([np.arange(24), np.arange(40)])[None], jnp.int32), jnp.asarray(segments))
+    y = mixer(x, ctx)[0]
+    np.testing.assert_allclose(y[:, :24], mixer(x[:, :24], Context.full(1, 24))[0], atol=1e-9)
+    assert np.isnan(y[:, 24:]).all()
 
 
 def test_gradients_of_the_iterations_are_differences():
