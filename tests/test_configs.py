@@ -1246,7 +1246,8 @@ def test_experiments(folder):
 @pytest.mark.parametrize('folder', RUNS, ids=lambda folder: folder.name)
 def test_experiments_of_full_size(folder):
     small, full = (Experiment(folder, size).runs() for size in SIZES)
-    assert [run.label for run in small] == [run.label for run in full]
+    # Some have more seeds, rates or rows at full size.
+    assert len(full) == len({run.label for run in full}) >= len(small)
     for run in distinct(full):
         prepare(run.config)
     for run in distinct(small):
