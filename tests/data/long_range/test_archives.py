@@ -284,7 +284,7 @@ def test_aan(tmp_path, monkeypatch):
     assert (row['tokens'] - 1).astype(np.uint8)[row['segments'] == 1].tobytes() == b'first pape'
     assert (row['tokens'] - 1).astype(np.uint8)[row['segments'] == 2].tobytes() == b'second'
     assert row['segments'].tolist() == [1] * 10 + [2] * 6 + [0] * 4
-    assert row['positions'].tolist() == [*range(10), *range(10)]
+    assert row['positions'].tolist() == [*range(10), *range(6), *[0] * 4]
 
 
 def test_a_line_that_is_no_pair_is_named(tmp_path, monkeypatch):
