@@ -100,6 +100,11 @@ class LeaksAcrossRowsBothWays(LeaksAcrossRows):
         return (Lag if self.causal else LeaksAcrossRows).before(self, x, segments, last)
 
 
+class HasNoSlopeAtZero(Lag):
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        return super().before(x, segments, last) + jnp.linalg.norm(x, axis=-1, keepdims=True)
+
+
 class IsNotFiniteAtPadding(Lag):
     def before(self, x: Array, segments: Array, last: Last) -> Array:
         return jnp.where((segments == 0)[..., None], jnp.nan, super().before(x, segments, last))
@@ -550,6 +555,7 @@ CAUGHT = [
     (LeaksAtChunks, 'long packed'),
     (DropsGradientsAtChunks, 'long packed'),
     (LeaksAcrossRows, 'rows apart'),
+    (HasNoSlopeAtZero, 'zeros'),
     (WorksInSinglePrecision, 'float64'),
     (LosesBits, 'bfloat16'),
     (ReturnsFloat32, 'shape and type'),

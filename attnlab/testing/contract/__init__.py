@@ -16,7 +16,7 @@ from attnlab.testing.contract.bidirectional import check_bidirectional, check_tw
 from attnlab.testing.contract.compilation import check_compiles_once, check_streaming_compiles_once
 from attnlab.testing.contract.documents import check_long_packed, check_packing, check_padding
 from attnlab.testing.contract.donation import check_donation
-from attnlab.testing.contract.gradients import check_float64, check_gradients, compare_with_differences
+from attnlab.testing.contract.gradients import check_float64, check_gradients, check_zeros, compare_with_differences
 from attnlab.testing.contract.grids import check_grids, check_sparse, on_grid
 from attnlab.testing.contract.implementations import check_implementations
 from attnlab.testing.contract.lookahead import check_no_lookahead
@@ -108,6 +108,7 @@ def claimed(
         'shape and type': check_shape_and_type,
         **({'state': check_state} if streaming else {}),
         'gradients': check_gradients,
+        'zeros': check_zeros,
         'rows apart': check_rows_apart,
         'bfloat16': check_bfloat16,
         'bfloat16 gradients': check_bfloat16_gradients,

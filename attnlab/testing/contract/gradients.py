@@ -6,9 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax import Array
 
-from attnlab.testing.contract.subject import Subject, full, require
+from attnlab.testing.contract.subject import Subject, double, full, require
 from attnlab.testing.jaxprs import equations
 from attnlab.testing.tolerances import STEP, difference_tolerance
 
@@ -31,6 +32,22 @@ def check_gradients(subject: Subject) -> None:
                 name, found = jax.tree_util.keystr(path), np.asarray(gradient)
                 require(bool(np.isfinite(found).all()), f'gradients: that of {name} is not finite')
                 require(bool(found.any()), f'gradients: that of {name} is zero; nothing comes straight through')
+
+
+def check_zeros(subject: Subject) -> None:
+    """Inputs of zero, as of black patches and of what a gate closes, have finite outputs and gradients at the start.
+
+    As the mixer is made, since what perturbs its parameters would hide zeros behind biases.
+    """
+    with jax.enable_x64(True):
+        x = np.array(subject.x(dtype=jnp.float64))
+        x[0], x[1, 3:9] = 0, 0
+        inputs = double(nnx.split(subject.fresh(), nnx.Param, ...)[1]), jnp.asarray(x)
+        value, gradients = subject.differentiated(inputs, subject.x(seed=1, dtype=jnp.float64), full())
+        require(bool(np.isfinite(value)), 'zeros: an output is not finite')
+        for path, gradient in jax.tree_util.tree_leaves_with_path(gradients):
+            name = jax.tree_util.keystr(path)
+            require(bool(np.isfinite(np.asarray(gradient)).all()), f'zeros: the gradient of {name} is not finite')
 
 
 def check_float64(subject: Subject) -> None:

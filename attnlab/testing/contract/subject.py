@@ -85,7 +85,7 @@ class Subject:
     @functools.cached_property
     def double(self) -> Any:
         """The parameters in float64."""
-        return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf).astype(np.float64)), self.params)
+        return double(self.params)
 
     def run(self, params: Any, x: Array, ctx: Context, state: State | None = None) -> tuple[Array, State | None]:
         """The mixer as a function of its parameters, with buffers in float64 where `x` is."""
@@ -149,6 +149,11 @@ class Subject:
         graphdef, *states = nnx.split(self.mixer, nnx.Param, ...)
         params, rest = states
         return graphdef, params, rest
+
+
+def double(params: Any) -> Any:
+    """The parameters in float64, cast by numpy."""
+    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf).astype(np.float64)), params)
 
 
 def full(length: int = LENGTH, *, rows: int = 2) -> Context:
