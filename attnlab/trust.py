@@ -78,12 +78,14 @@ def file(package: str) -> str | None:
     return str(path.parent if path.name == '__init__.py' else path)
 
 
-def named(path: str, where: str) -> Any:
+def named(path: Any, where: str) -> Any:
     """Imports the class that a config names by `path`, at the key `where`.
 
     Raises `UserError` for a package that is not allowed, for what cannot be imported, and for what is neither a module
     of Flax NNX nor a dataclass: nothing else is meant to stand in a config.
     """
+    if not isinstance(path, str):
+        raise UserError(f'{where} is {path!r}; it must be the import path of a class')
     module, _, name = path.rpartition('.')
     package = module.partition('.')[0]
     if package not in {*OWN, *_allowed, *_declared()}:

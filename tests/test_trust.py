@@ -38,6 +38,7 @@ def own_process(monkeypatch):
 @pytest.mark.parametrize(
     ('target', 'message'),
     [
+        (5, r'config.target is 5; it must be the import path of a class'),
         ('os.system', r'config.target names os.system, which is no part of attnlab.*--allow=os'),
         ('attnlab.cli.main', r'config.target names attnlab.cli.main, which no config may call'),
         ('attnlab.__main__.main', r'cannot be imported: attnlab.__main__ is a program'),

@@ -278,14 +278,19 @@ class Checkpoints:
             for step in (step for step in steps[: -self._keep] if step != steady):
                 doomed = self._directory / f'removing-{step}'
                 (self._directory / str(step)).rename(doomed)
-                shutil.rmtree(doomed)
+                try:
+                    _remove(doomed)
+                except OSError:
+                    # Somebody reads it still, over a network; the next save sweeps it away.
+                    self._swept = False
 
     def _sweep(self) -> None:
         """Removes remains of interrupted saves and removals, once, and again after a failed save."""
         if not self._swept:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._clear(f'*{UNFINISHED}*')
-            self._clear('removing-*')
+            with contextlib.suppress(OSError):
+                self._clear('removing-*')
             self._clear('.*.*.tmp')  # copies of forks that were killed
         self._swept = True
 

@@ -95,7 +95,9 @@ class Fork:
                     f'with --from_step={there[-1]} or without --from, put run.json back, or choose another --workdir'
                 )
             return
-        files.write(workdir / METRICS, files.read_text(self.run / METRICS))
+        # A run that was stopped before its first report has none.
+        if (self.run / METRICS).exists():
+            files.write(workdir / METRICS, files.read_text(self.run / METRICS))
         place = folder / str(self.step)
         temporary = files.temporary_name(place)
         try:

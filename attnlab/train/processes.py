@@ -30,6 +30,9 @@ BEAT = 1.0
 SILENCE = 12.0
 """Seconds without a sign of life after which a process counts as dead."""
 
+FIRST = 120.0
+"""The same before its first sign: modules are read from disks that all share. One that died is missed by JAX before."""
+
 SUSPECTED = 4.0
 """The same once the runtime has complained, most often of a process that it misses."""
 
@@ -39,8 +42,8 @@ RECONNECTED = 0.1
 GRACE = 4.0
 """Seconds that a process has to end by itself after another has failed: both may have the same reason."""
 
-FAILED = 1
-"""The exit status of a process that ends because another has."""
+FAILED, INTERRUPTED = 1, 130
+"""The exit status of a process that ends because another has, and of one that Ctrl-C ends."""
 
 FOLDER = 'attnlab/processes'
 LIVES, DONE, FAILS = 'lives', 'done', 'fails'
@@ -56,6 +59,10 @@ def together() -> Iterator[None]:
     watch = _Watch(client, address, jax.process_index(), jax.process_count())
     try:
         yield
+    except KeyboardInterrupt:
+        watch.leave(FAILS, 'it was interrupted')
+        atexit.register(_end_without_others, INTERRUPTED)
+        raise
     except Exception as error:
         if not isinstance(error, UserError | OSError):
             watch.suspect()
@@ -148,7 +155,7 @@ class _Watch:
         silence = now - heard.at
         if how == FAILS and silence > GRACE:
             self._end(index, why)
-        if how in (LIVES, '') and silence > self._silence:
+        if (how == LIVES and silence > self._silence) or (how == '' and silence > FIRST):
             self._end(index, f'nothing was heard of it for {silence:.0f} s')
 
     def _tell(self, how: str, what: str) -> None:

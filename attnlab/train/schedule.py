@@ -88,6 +88,9 @@ class WarmupStableDecay(Schedule):
 
     def __call__(self, steps: int, peak_lr: ArrayLike) -> optax.Schedule:
         warm, decay = in_steps('warmup', self.warmup, steps), in_steps('decay', self.decay, steps)
+        if max(self.warmup, self.decay) < 1 and self.warmup + self.decay <= 1:
+            # Fractions of a run fit in it, however both are rounded.
+            decay = min(decay, steps - warm)
         _check_final(self.final)
         _check_fits(steps, warmup=warm, decay=decay)
         if self.shape not in ('linear', 'sqrt'):

@@ -72,6 +72,25 @@ def test_round_trip_and_how_many_are_kept(tmp_path: pathlib.Path):
     subprocess.run(['sha256sum', '--check', '--strict', '--quiet', SUMS], cwd=directory / '20', check=True)
 
 
+def test_a_checkpoint_that_somebody_reads_is_removed_later(tmp_path: pathlib.Path, monkeypatch):
+    """As over NFS, where its files stay under other names until they are closed."""
+    directory = tmp_path / 'checkpoints'
+    monkeypatch.setattr(checkpoint, 'REMOVAL_PAUSES', (0.0,))
+    removed = shutil.rmtree
+
+    def held(path, **options):
+        if pathlib.Path(path).name == 'removing-1':
+            raise OSError(errno.ENOTEMPTY, 'Directory not empty')
+        removed(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.shutil, 'rmtree', held)
+        saved(directory, 1, 2, 3, keep=1)
+    assert folders(directory) == ['3', 'removing-1']
+    saved(directory, 4, keep=1)
+    assert folders(directory) == ['4']
+
+
 def test_nothing_saved_yet(tmp_path: pathlib.Path):
     assert restored_step(tmp_path / 'none') is None
     assert not (tmp_path / 'none').exists()

@@ -199,6 +199,15 @@ def test_a_fork_takes_nothing_but_the_files_of_its_checkpoint(corpus, tmp_path):
     )
 
 
+def test_a_run_that_was_stopped_before_its_first_report_is_forked(corpus, tmp_path):
+    short, fork = tmp_path / 'short', tmp_path / 'fork'
+    assert train(short, corpus, 'steps=4') == 0
+    (short / 'metrics.jsonl').unlink()
+    assert main(['train', f'--from={short}', f'--workdir={fork}', '--config.steps=6']) == 0
+    steps = [json.loads(line)['step'] for line in (fork / 'metrics.jsonl').read_text().splitlines()]
+    assert steps and min(steps) > 4
+
+
 def test_a_fork_with_another_model_or_optimiser_is_refused_and_nothing_is_left(corpus, tmp_path, capsys):
     short, fork = tmp_path / 'short', tmp_path / 'fork'
     assert train(short, corpus, 'steps=8') == 0

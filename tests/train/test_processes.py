@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+import types
 
 import jax
 import numpy as np
@@ -80,6 +81,32 @@ def test_what_another_process_was_asked_is_heard_after_the_last_step_too(asked, 
     for number in (16, 20):
         stop.clear()
         assert loop._should_stop(stop, number, 20) == stop.is_set() == asked
+
+
+def test_an_interrupted_process_says_so_and_ends_without_the_others(service, monkeypatch):
+    service, _ = service
+    state = types.SimpleNamespace(client=service, coordinator_address=service.address)
+    monkeypatch.setattr(processes.distributed, 'global_state', state)
+    for name, number in (('process_count', 2), ('process_index', 1)):
+        monkeypatch.setattr(jax, name, lambda number=number: number)
+    registered = []
+    monkeypatch.setattr(processes.atexit, 'register', lambda *arguments: registered.append(arguments[1:]))
+    with pytest.raises(KeyboardInterrupt), processes.together():
+        raise KeyboardInterrupt
+    assert service.signs[f'{processes.FOLDER}/1'] == 'fails it was interrupted' and registered == [(130,)]
+
+
+def test_a_process_that_begins_later_is_waited_for(service, monkeypatch):
+    service, ended = service
+    monkeypatch.setattr(processes, 'FIRST', 2.0)
+    others = []
+    monkeypatch.setattr(service, 'key_value_dir_get', lambda folder: [*service.signs.items(), *others])
+    watch = processes._Watch(service, service.address, 1, 2)
+    wait_until(lambda: watch._answers >= 3 * processes.SILENCE / processes.BEAT)
+    assert not ended
+    wait_until(lambda: ended)
+    watch.leave(processes.DONE)
+    assert ended
 
 
 def test_a_call_that_fails_once_is_no_end(service, monkeypatch):

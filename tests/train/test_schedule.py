@@ -28,6 +28,14 @@ def test_warmup_stable_decay_at_hand_computed_points():
     np.testing.assert_allclose(at(root, 100, 80, 85, 100), [2, 1, 0], atol=1e-6)
 
 
+@pytest.mark.parametrize('steps', [1, 3, 7, 11])
+def test_fractions_that_fill_a_run_fit_however_they_are_rounded(steps):
+    learning_rate = WarmupStableDecay(warmup=0.5, decay=0.5)(steps, 1.0)
+    assert float(learning_rate(steps - 1)) == pytest.approx(0.0 if steps > 1 else 1.0, abs=1e-6)
+    with pytest.raises(UserError, match='too few for a warmup of 2 steps and a decay of 2 steps'):
+        WarmupStableDecay(warmup=2.0, decay=2.0)(3, 1.0)
+
+
 def test_linear_decay_at_hand_computed_points():
     rates = at(LinearDecay(warmup=10.0, final=0.2), 110, 1, 5, 10, 35, 60, 110)
     np.testing.assert_allclose(rates, [0.2, 1.0, 2.0, 1.6, 1.2, 0.4], rtol=1e-6)
