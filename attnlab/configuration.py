@@ -31,7 +31,8 @@ PACKAGED = pathlib.Path(__file__).parent / 'configs'
 def read_config(values: flags.FlagValues, argv: list[str], command: str, base: ConfigDict | None = None) -> ConfigDict:
     """Parses the flags of a command and returns the config with its overrides.
 
-    Those that name the class of a part come first, the others in the order they are given. The config is what `--config` names, or `base`, which takes its place.
+    Those that name the class of a part come first, the others in the order they are given. The config is what
+    `--config` names, or `base`, which takes its place.
 
     An override is a number, a string, a tuple, `None` where the constructor takes it, or, for a part, the import path
     of its class, whose own keys later overrides may set.
