@@ -6,7 +6,8 @@
 Mixtures are of two harmonic tones whose loudness noise modulates (`attnlab.data.series.mixtures`;
 `--config.task.data.of.apart=1.5` sets their fundamentals further apart). A learned transform cuts them into frames, the
 separator makes a mask of every source, and the transform back adds up what is left; `zoo` is a recipe (`attnlab zoo`
-lists them) whose layers are the separator in the place of the system's.
+lists them) whose layers are the separator in the place of the system's; those that read both ways and cannot tell left
+from right are given sinusoidal positions.
 
 - `form`: `causal`, or `bidirectional`, the default where there is such a form; a causal Conv-TasNet has cumulative
   norms;
@@ -32,6 +33,7 @@ from attnlab.models.separators import ConvTasNet, StackSeparator
 from attnlab.models.stack import stack_spec
 from attnlab.nn.mlps import GatedMLP
 from attnlab.nn.norms import CumulativeLayerNorm, GlobalLayerNorm
+from attnlab.nn.positions import Sinusoidal
 from attnlab.run_config import CHOICES, run_config
 from attnlab.tasks.separation import Separation
 from attnlab.train.optimizer import AdamW
@@ -139,6 +141,8 @@ def _zoo(size: Size, zoo: str, conv: str, form: str) -> ConfigDict:
     mixers = recipe.sized(heads=size.heads, window=size.window, length=frames, causal=causal)
     return spec(
         StackSeparator,
+        # A mixer that cannot tell left from right is told.
+        positions=Sinusoidal() if recipe.mirrored and not causal else None,
         dim=size.width,
         features=size.features,
         frame=size.frame,

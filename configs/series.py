@@ -82,6 +82,7 @@ from attnlab.evals.anomalies import Anomalies
 from attnlab.evals.by_slice import WHOLE, BySlice
 from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.evals.forecasts import Forecasts
+from attnlab.mixers.combine import within
 from attnlab.models.forecasters import LinearForecaster, PromptedForecaster, SegmentForecaster, StackForecaster
 from attnlab.models.heads.affine import AffineHead, SparseAffineHead
 from attnlab.models.heads.orthogonal import OrthogonalHead
@@ -100,6 +101,7 @@ from attnlab.models.multiscale import MultiscaleForecaster
 from attnlab.models.stack import stack_spec
 from attnlab.models.two_rates import TwoRates
 from attnlab.nn.decoupled import DecoupledRope, EliteRope, SharedKey
+from attnlab.nn.feature_maps import CosFormer
 from attnlab.nn.mlps import GatedMLP
 from attnlab.nn.pools import MeanPool
 from attnlab.nn.positions import LearnedPlaces, Sinusoidal
@@ -552,10 +554,12 @@ def _stack(recipe: Recipe, size: Size, places: int, causal: bool, chosen: Mappin
 
     def stacked(recipe: Recipe, places: int, causal: bool) -> ConfigDict:
         mixers = recipe.sized(heads=size.heads, window=size.window, length=places, causal=causal)
-        for mixer in () if causal or recipe.grid or not across else mixers:
+        for mixer in (each for outer in mixers for each in within(outer) if across and not (causal or recipe.grid)):
             # Variates have no order that a position could tell; times are told by the inputs.
             if 'position' in takes(mixer):
                 mixer.position = _unplaced(mixer.position, chosen)
+            if 'feature_map' in mixer and getattr(mixer.feature_map, 'target', None) == spec(CosFormer).target:
+                raise _placed(chosen)
         return stack_spec(mixers, layer=recipe.layer, depth=size.depth, mlp=spec(GatedMLP))
 
     if not chosen['fast']:
@@ -581,11 +585,15 @@ def _unplaced(position: ConfigDict | None, chosen: Mapping[str, str]) -> ConfigD
     if position is None or position.target not in {spec(kind).target for kind in (DecoupledRope, EliteRope, SharedKey)}:
         return None
     if position.target == spec(EliteRope).target:
-        raise UserError(
-            f'zoo={chosen["zoo"]} tells keys by their places in a row, and variates have none; choose another recipe, '
-            'or inputs=apart or inputs=together'
-        )
+        raise _placed(chosen)
     return spec(SharedKey, ratio=position.ratio)
+
+
+def _placed(chosen: Mapping[str, str]) -> UserError:
+    return UserError(
+        f'zoo={chosen["zoo"]} tells keys by their places in a row, and variates have none; choose another recipe, '
+        'or inputs=apart or inputs=together'
+    )
 
 
 def _check_frozen(system: System, given: Mapping[str, str]) -> None:
@@ -762,11 +770,17 @@ def _inputs(
         patch=patch,
         stride=stride,
         repeat_last=system.repeat_last,
-        # Windows are all alike, and the last summary has seen all others or stands for them.
-        positions=None if chosen['fast'] else spec(LearnedPlaces),
+        # Windows are all alike, and the last summary has seen all others or stands for them; in an order that a mixer
+        # which cannot tell left from right must be told.
+        positions=None if chosen['fast'] and not _unordered(chosen, causal) else spec(LearnedPlaces),
         read_from='last' if causal or chosen['fast'] else 'all',
     )
     return made, places * (windows['variates'] if kind is VariatesOnGrid else 1)
+
+
+def _unordered(chosen: Mapping[str, str], causal: bool) -> bool:
+    """Whether the order of what is read is nothing to the recipe."""
+    return not causal and padded_sequence_recipe(chosen['zoo'], chosen['conv']).mirrored
 
 
 def _head(system: System, variates: int, chosen: Mapping[str, str], basis: TrainingBasis | None = None) -> ConfigDict:

@@ -26,6 +26,10 @@ def test_forms_reach_the_layers():
         model = separation.get_config(argument).model
         assert model.stack.blocks[0].mixer.causal is model.causal is expected
     assert separation.get_config('zoo=mamba').model.causal
+    for argument, told in (('zoo=linear_transformer', True), ('zoo=linear_transformer,form=causal', False)):
+        setup = prepare(separation.get_config(argument))
+        assert (setup.model.positions is not None) is told
+        setup.trace()
     assert parameters(prepare(separation.get_config('size=full'))) == 5_050_545 - 128 * 512 - 128
 
 

@@ -8,6 +8,7 @@ from flax import nnx
 from attnlab.config import build, plain, save
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.mixers.combine import within
 from attnlab.sweep.sweep import read
 from attnlab.train.cost import parameters
 from attnlab.train.optimizer import named_parameters
@@ -210,6 +211,20 @@ def test_rows_of_several_variates_are_read_from_both_sides_without_places(name):
     np.testing.assert_allclose(mixer(x[:, order], ctx)[0], mixer(x, ctx)[0][:, order], rtol=1e-4, atol=1e-5)
     placed = series.get_config('data=lorenz,zoo=axial_rope,inputs=grid').model.stack.blocks[0].mixer
     assert placed.position.target.endswith('GridRope')
+
+
+def test_mixers_side_by_side_have_no_places_of_variates_either():
+    stack = series.get_config('zoo=mha+bi_mega,inputs=variates,data=seasonal').model.stack
+    inner = [each for block in stack.blocks for each in within(block.mixer) if 'position' in each]
+    assert inner and all(each.position is None for each in inner)
+    with pytest.raises(UserError, match='zoo=cosformer tells keys by their places in a row, and variates have none'):
+        series.get_config('zoo=cosformer,inputs=variates,data=seasonal')
+
+
+def test_summaries_have_places_where_their_order_would_be_lost():
+    asked = 'fast=s4,inputs=together,patch=1,form=bidirectional,data=seasonal'
+    assert series.get_config(f'zoo=linear_transformer,{asked}').model.inputs.positions is not None
+    assert series.get_config(f'zoo=mha,{asked}').model.inputs.positions is None
 
 
 def test_two_rates_are_two_stacks():

@@ -21,7 +21,6 @@ from attnlab.mixers.softmax.attention import Attention
 from attnlab.mixers.softmax.differential import DifferentialAttention
 from attnlab.mixers.softmax.gated_unit import GatedAttentionUnit
 from attnlab.mixers.softmax.latent import LatentAttention
-from attnlab.mixers.softmax.selective import SelectiveAttention
 from attnlab.mixers.softmax.shaped import ShapedAttention
 from attnlab.mixers.state_space.selective import SelectiveSSM, StateSpaceDual
 from attnlab.mixers.state_space.trapezoidal import TrapezoidalSSM
@@ -43,10 +42,9 @@ SCORED = (
     ShapedAttention,
     LatentAttention,
     DifferentialAttention,
-    SelectiveAttention,
     GatedAttentionUnit,
 )
-"""Mixers all of whose reads are of scores that `Context.cut` takes away."""
+"""Mixers all of whose reads are of scores that `Context.cut` takes away, and no more, as in selective attention."""
 
 SELECTIVE = (SelectiveSSM, StateSpaceDual, TwoWaySSM, TrapezoidalSSM)
 """Mixers that write with `B` into a state and read it with `C`, both of the input; all but the last have a `conv`."""
@@ -72,7 +70,8 @@ class Cut:
       a key of zeros still has a weight.
     - `scores`, of attention: `s_ij` is minus infinity for a target `i` and a source `j`, so that a softmax shares the
       weight among the keys that are left; a target that is left without any reads zeros. Forget gates of sources
-      still let fade what came before. Geva et al. 2023, https://arxiv.org/abs/2304.14767.
+      still let fade what came before, and what keys and values have of tokens before them, by convolutions or shifts,
+      stays. Geva et al. 2023, https://arxiv.org/abs/2304.14767.
     - `B`, of selective state-space models: sources write nothing into the state; what they have of their own input
       beside it (`D x`) stays.
     - `C`: targets read nothing from the state.

@@ -95,7 +95,8 @@ class Backwards(TwoSided):
         segments = None if ctx.segments is None else jnp.flip(ctx.segments, 1)
         positions = document_places(segments, *x.shape[:2])
         # Another key than that of a mixer beside it, which reads forwards.
-        ctx = dataclasses.replace(ctx.fold_in(BACKWARDS), positions=positions, segments=segments, grid=None)
+        cut = None if ctx.cut is None else jnp.flip(ctx.cut, (1, 2))
+        ctx = dataclasses.replace(ctx.fold_in(BACKWARDS), positions=positions, segments=segments, grid=None, cut=cut)
         outputs = [mixer(jnp.flip(x, 1), ctx, None)[0] for mixer in self.mixers]
         return jnp.flip(jnp.sum(jnp.stack(outputs), axis=0), 1).astype(x.dtype), None
 

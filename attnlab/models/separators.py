@@ -25,6 +25,7 @@ from attnlab.module import Module
 from attnlab.nn.activations import PReLU, activation
 from attnlab.nn.convolutions import DilatedConv
 from attnlab.nn.norms import GlobalLayerNorm, LayerNorm, RMSNorm
+from attnlab.nn.positions import Sinusoidal
 from attnlab.nn.projections import Linear
 from attnlab.typing import DropoutKey, Embedded, Features, Sequence, State
 
@@ -273,6 +274,7 @@ class StackSeparator(Separator):
       frame: samples of a frame; frames overlap by half.
       causal: whether no part may look at later frames; mixers are given their own.
       norm: makes the final norm.
+      positions: of frames, added to the input of the stack; `None`: left to the mixers.
       activation: of the transform.
       dtype: type of the activations.
       rngs: draws the parameters.
@@ -290,12 +292,13 @@ class StackSeparator(Separator):
         frame: int = 16,
         causal: bool = False,
         norm: Callable[..., nnx.Module] = RMSNorm,
+        positions: Sinusoidal | None = None,
         activation: str = 'identity',
         dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
         super().__init__(vocab, dim, features, frame, activation, dtype, rngs)
-        self.dim = dim
+        self.dim, self.positions = dim, positions
         self.encoded_norm = LayerNorm(features, rngs=rngs)
         self.bottleneck = Linear(features, dim, axes=('mlp', 'embed'), rngs=rngs)
         self.stack = stack(dim, rngs=rngs)
@@ -309,7 +312,10 @@ class StackSeparator(Separator):
 
     def narrowed(self, encoded: Float[Array, 'b k f']) -> Sequence:
         """The input of the stack."""
-        return self.bottleneck(self.encoded_norm(encoded))
+        x = self.bottleneck(self.encoded_norm(encoded))
+        if self.positions is None:
+            return x
+        return x + self.positions.encode(jnp.arange(x.shape[1])[None], self.dim).astype(x.dtype)
 
     def context(self, ctx: Context, tokens: Features) -> Context:
         """The layout: blocks are told nothing besides."""

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attnlab.errors import UserError
+from attnlab.nn.experts import MixtureOfExperts
 from attnlab.nn.parameter import Initializer
 from attnlab.nn.projections import Linear
 from attnlab.signature import checked_fields
@@ -121,23 +122,34 @@ class Initialization:
         """
         if not branches and any(each is not None and each.residual is not None for each in (self, self.mlp)):
             raise UserError('residual of Initialization is for blocks of branches; these wire their own')
-        for index, (path, linear) in enumerate(_linear_maps(blocks)):
+        for index, (path, weight, usual) in enumerate((*_linear_maps(blocks), *_experts(blocks))):
             start = self if self.mlp is None or 'mlp' not in path else self.mlp
-            linear.weight[...] = start._weight(linear, branches, jax.random.fold_in(key, index))
+            weight[...] = start._drawn(weight, branches, jax.random.fold_in(key, index), usual=usual)
 
-    def _weight(self, linear: Linear, branches: int, key: jax.Array) -> jax.Array:
-        last = linear.axes[1] == 'embed'
+    def _drawn(self, variable: nnx.Param, branches: int, key: jax.Array, *, usual: bool) -> jax.Array:
+        last = variable.get_metadata()['axes'][-1] == 'embed'
         drawn = (self.output or self.linear) if last else self.linear
-        weight = linear.weight[...]
-        if drawn is not None and linear.usual:
+        weight = variable[...]
+        if drawn is not None and usual:
             weight = drawn.initializer()(key, weight.shape, weight.dtype)
         if last and self.residual is not None:
             weight = weight * jnp.sqrt(self.residual / branches).astype(weight.dtype)
         return weight
 
 
-def _linear_maps(blocks: nnx.Module) -> Iterator[tuple[tuple[Any, ...], Linear]]:
-    """The linear maps with their paths, each once, in the order of these; blocks call their channel mixers `mlp`."""
+Weights = Iterator[tuple[tuple[Any, ...], nnx.Param, bool]]
+"""Maps with the paths of their modules, and whether they have no distribution of their own."""
+
+
+def _linear_maps(blocks: nnx.Module) -> Weights:
+    """The linear maps, each once, in the order of their paths; blocks call their channel mixers `mlp`."""
     for path, module in nnx.iter_modules(blocks):
         if isinstance(module, Linear):
-            yield path, module
+            yield path, module.weight, module.usual
+
+
+def _experts(blocks: nnx.Module) -> Weights:
+    """The maps of mixtures of experts but their routers, likewise."""
+    for path, module in nnx.iter_modules(blocks):
+        if isinstance(module, MixtureOfExperts):
+            yield from ((path, weight, True) for weight in (module.gates, module.up, module.down))

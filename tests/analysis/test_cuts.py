@@ -131,7 +131,7 @@ KINDS = (
         'sparsemax',
         'stick_breaking',
     ),
-    *('shaped_attention', 'forgetting', 'ssmax', 'window_sinks', 'mla', 'differential', 'selective_attention', 'gau'),
+    *('shaped_attention', 'forgetting', 'ssmax', 'window_sinks', 'mla', 'differential', 'gau'),
 )
 
 

@@ -1,5 +1,7 @@
 """Mixers side by side: the sum of what they give alone."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -85,6 +87,16 @@ def test_backwards_reads_every_document_from_its_end():
         turned, ctx = x[:, start:stop][:, ::-1], Context.full(1, stop - start)
         expected = sum(np.asarray(each(turned, ctx)[0]) for each in mixer.mixers)
         np.testing.assert_allclose(found[:, start:stop], expected[:, ::-1], rtol=1e-4, atol=1e-5)
+
+
+def test_backwards_is_kept_from_the_tokens_that_it_is_cut_from():
+    mixer = build(spec(Backwards, mixers=(spec(Attention, heads=2),)))(8, rngs=nnx.Rngs(0))
+    x, cut = noise(1, 6, 8), jnp.zeros((1, 6, 6), bool).at[0, 1, 4].set(True)
+    reach = jax.jacobian(lambda x, ctx: jnp.sum(mixer(x, ctx)[0], axis=-1))
+    plain, kept = (
+        np.abs(reach(x, dataclasses.replace(Context.full(1, 6), cut=each))).sum(axis=(0, 2, 4)) for each in (None, cut)
+    )
+    assert plain[1, 4] > 1e-4 and kept[1, 4] < 1e-9 and kept[1, 3] > 1e-4 and np.array_equal(plain[0] > 0, kept[0] > 0)
 
 
 def test_backwards_needs_mixers_and_keeps_no_state():

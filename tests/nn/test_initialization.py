@@ -13,6 +13,7 @@ from attnlab.config import build, from_plain, plain, spec
 from attnlab.errors import UserError
 from attnlab.mixers.state_space.selective import SelectiveSSM
 from attnlab.models.stack import stack_spec
+from attnlab.nn.experts import MixtureOfExperts
 from attnlab.nn.initialization import Gaussian, Initialization, Scaled
 from attnlab.nn.mlps import MLP
 from attnlab.zoo import ZOO
@@ -20,7 +21,7 @@ from attnlab.zoo.chosen import chosen_recipe, initialized
 from attnlab.zoo.recipe import NARROW_THROUGHOUT
 
 WIDTH, DEPTH = 64, 4
-MIXER = spec(SelectiveSSM, state=4)
+MIXER, PLAIN = spec(SelectiveSSM, state=4), spec(MLP)
 
 
 def made(**initialization):
@@ -28,8 +29,8 @@ def made(**initialization):
     return parameters((MIXER,), spec(Initialization, **initialization))
 
 
-def parameters(pattern, initialization, layer=MixerAndMLP()):
-    config = stack_spec(pattern, layer=layer, depth=DEPTH, mlp=spec(MLP), initialization=initialization)
+def parameters(pattern, initialization, layer=MixerAndMLP(), mlp=PLAIN):
+    config = stack_spec(pattern, layer=layer, depth=DEPTH, mlp=mlp, initialization=initialization)
     stack = jax.jit(lambda key: nnx.state(build(config)(WIDTH, rngs=nnx.Rngs(params=key)), nnx.Param))(
         jax.random.key(0)
     )
@@ -82,6 +83,21 @@ def test_channel_mixers_may_start_otherwise(usual):
     np.testing.assert_array_equal(ending(drawn, 'mlp.up.weight'), ending(usual, 'mlp.up.weight'))
     scaled = ending(usual, 'mlp.down.weight') / math.sqrt(2 * DEPTH)
     np.testing.assert_allclose(ending(drawn, 'mlp.down.weight'), scaled, rtol=1e-6)
+
+
+def test_experts_are_channel_mixers_too():
+    mlp = spec(MixtureOfExperts, experts=4, hidden=32)
+
+    def drawn(**initialization):
+        start = spec(Initialization, **initialization)
+        return parameters((MIXER,), start, mlp=mlp)
+
+    usual, narrow = drawn(), drawn(linear=spec(Gaussian), residual=1.0)
+    for end, scale in (('mlp.gates', 1.0), ('mlp.up', 1.0), ('mlp.down', math.sqrt(2 * DEPTH))):
+        assert ending(narrow, end).std() == pytest.approx(0.02 / scale, rel=0.03)
+    scaled = ending(usual, 'mlp.down') / math.sqrt(2 * DEPTH)
+    np.testing.assert_allclose(ending(drawn(residual=1.0), 'mlp.down'), scaled, rtol=1e-6)
+    np.testing.assert_array_equal(ending(narrow, 'mlp.router'), ending(usual, 'mlp.router'))
 
 
 def test_queries_that_start_at_zero_are_drawn_by_no_initialization():
