@@ -19,7 +19,7 @@ class Module(nnx.Module):
       remembers: of the class of a channel mixer, whether it keeps a state; blocks then call it as they do a prelude,
         `mlp(x, segments, state) -> (y, state)`, and ask for `init_state(batch, dtype)`.
       routes: of the class of a channel mixer, whether blocks call it as they do a mixture of experts, `mlp(x, key,
-        labels, segments)`, with a key in training alone and what else of the context a penalty needs.
+        labels, segments, trains=)`, with a key in training alone and what else of the context a penalty needs.
       tells: of the class, the names of the parts that it tells of training, as those with `Moving` buffers must be.
 
     Raises `UserError` for a value of a wrong type, a size below its range, and what is not a number.

@@ -264,11 +264,21 @@ def short_names(group: Sequence[RunResult]) -> list[str]:
 
 
 def baselines_of(group: Sequence[RunResult]) -> dict[str, float]:
-    """What trivial predictors reach on the data of all runs; where these differ, on those of the first, and said so."""
-    own = group[0].baselines
-    if all(math.isclose(one.baselines.get(name, math.nan), value) for one in group for name, value in own.items()):
-        return dict(own)
-    return {f'{name}, data of {short_names(group)[0]}': value for name, value in own.items()}
+    """What trivial predictors reach, by name; of those that differ with the data what the first run has, and said so.
+
+    A run whose data are not at hand knows of none.
+    """
+    found = {}
+    for name in dict.fromkeys(name for one in group for name in one.baselines):
+        known = [
+            (short, one.baselines[name])
+            for short, one in zip(short_names(group), group, strict=True)
+            if name in one.baselines
+        ]
+        (first, value), *others = known
+        alike = all(math.isclose(other, value) for _, other in others)
+        found[name if alike else f'{name}, data of {first}'] = value
+    return found
 
 
 def common_beginning(names: Sequence[str]) -> str:

@@ -97,7 +97,7 @@ class Separator(WholeRows):
 
     def decode(self, masked: Float[Array, 'b k n f'], samples: int) -> Signals:
         """The waveforms of the sources, in float32."""
-        frames = jnp.swapaxes(wide(self.decoder(masked)), 1, 2)
+        frames = jnp.swapaxes(self.decoder(wide(masked)), 1, 2)
         first, second = jnp.split(frames, 2, axis=3)
         beside = ((0, 0), (0, 0))
         halves = jnp.pad(first, (*beside, (0, 1), (0, 0))) + jnp.pad(second, (*beside, (1, 0), (0, 0)))

@@ -39,7 +39,8 @@ class FromRun:
 
     def check(self, abstract: TrainState) -> None:
         """Raises `UserError` where the checkpoint does not exist, is damaged or does not fit; reads no parameters."""
-        if (pathlib.Path(self.run) / 'config.json').exists() and QUANTIZATION in saved_config(pathlib.Path(self.run)):
+        run = self._folder.parent
+        if (run / 'config.json').exists() and QUANTIZATION in saved_config(run):
             raise UserError(f'config.start.run is {self.run}, a quantized run; name the one that it was made from')
         steps = steps_in(self._folder)
         if not steps or (self.step is not None and self.step not in steps):

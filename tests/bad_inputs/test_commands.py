@@ -33,6 +33,7 @@ FLAGS = [
     ('evaluate', "there is no command 'evaluate'; did you mean 'eval'?"),
     ('train', '--config is missing'),
     ('train --config=nothing.py --workdir={tmp}/new', 'there is no config file nothing.py'),
+    ('train --config={run} --workdir={tmp}/new', 'is a run and no config file; attnlab train --from='),
     ('train --config={tmp} --workdir={tmp}/new', 'there is no config file'),
     ('train --config configs/language.py', 'flags are written --name=value'),
     (f'{TRAIN} --from {{tmp}}', 'flags are written --name=value, such as --from=RUN'),

@@ -276,4 +276,6 @@ def test_trivial_predictors_on_other_data_are_those_of_the_best_run(made):
     )
     other = dataclasses.replace(one, name='own-b', score=0.5, baselines={'bigram': 0.9, 'unigram': 3.0})
     assert baselines_of([one, one]) == one.baselines
-    assert baselines_of([one, other]) == {'bigram, data of a': 0.4, 'unigram, data of a': 3.0}
+    assert baselines_of([one, other]) == {'bigram, data of a': 0.4, 'unigram': 3.0}
+    away = dataclasses.replace(one, name='own-c', baselines={})
+    assert baselines_of([away, other]) == baselines_of([other, away]) == other.baselines

@@ -10,7 +10,7 @@ from flax import nnx
 
 from attnlab.blocks.block import Block
 from attnlab.cli import main
-from attnlab.config import build, spec
+from attnlab.config import build, load, save, spec
 from attnlab.data.long_range.dataset import Dataset, Kind
 from attnlab.data.long_range.digits import Digits
 from attnlab.data.long_range.drawn import Drawn
@@ -355,6 +355,13 @@ def test_a_run_starts_from_the_parameters_of_another(tmp_path):
         own = name.startswith('head/')
         assert np.array_equal(variable[...], (fresh if own else before)[name][...])
         assert own or name == 'norm/scale' or not np.array_equal(variable[...], fresh[name][...])
+    quantized = tmp_path / 'quantized'
+    quantized.mkdir()
+    with load(first / 'config.json').unlocked() as made:
+        made.quantization = None
+    save(made, quantized / 'config.json')
+    with pytest.raises(UserError, match=r'config.start.run is .*quantized, a quantized run; name the one that it was'):
+        starting(FromRun(str(quantized))).start.check(setup.abstract)
     with pytest.raises(UserError, match=r'config.start.leave: no parameter matches .haed/'):
         starting(FromRun(str(first), leave=('haed/*',))).initialize()
     with pytest.raises(UserError, match=r'has no array params.head.linear'):

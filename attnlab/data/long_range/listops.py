@@ -10,6 +10,9 @@ from attnlab.data.long_range.dataset import Example, Kind
 from attnlab.data.long_range.drawn import Distribution
 from attnlab.errors import UserError
 
+TRIALS = 300_000
+"""Attempts at an expression of the right length before settings are refused; those of papers take some tens."""
+
 OPERATORS = ('[MIN', '[MAX', '[MED', '[SM')
 SYMBOLS = ('', *map(str, range(10)), *OPERATORS, ']')
 """The symbols by token id; 0 is padding."""
@@ -100,9 +103,11 @@ class ListOps(Distribution):
 
     def draw(self, stream: np.random.SeedSequence) -> Example:
         rng = np.random.default_rng(stream)
-        levels = self._levels(rng)
-        while levels is None:
-            levels = self._levels(rng)
+        levels = next((found for _ in range(TRIALS) if (found := self._levels(rng)) is not None), None)
+        if levels is None:
+            raise UserError(
+                f'{TRIALS} expressions were too short or too long for {self}; choose other lengths or depths'
+            )
         return _expression(levels, rng)
 
     def _levels(self, rng: np.random.Generator) -> list[Level] | None:

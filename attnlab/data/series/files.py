@@ -150,6 +150,7 @@ class ParquetSeries(TableSeries):
         unknown = [name for name in self.columns if name not in numbers]
         if unknown:
             raise UserError(f'{path} has no column {unknown[0]!r} of numbers{nearest(unknown[0], numbers)}')
+        check_once(str(path), self.columns, numbers)
         found = _read(path, list(self.names))
         return np.stack([found[name].cast('float64', safe=False).to_numpy() for name in self.names], axis=1)
 
@@ -191,10 +192,8 @@ def read_table(path: pathlib.Path, columns: tuple[str, ...] = ()) -> Values:
     unknown = [name for name in columns if name not in found.names]
     if unknown:
         raise UserError(f'{path} has no column {unknown[0]!r}{nearest(unknown[0], found.names)}')
-    for name in columns:
-        if found.names.count(name) > 1 or columns.count(name) > 1:
-            times = f'{found.names.count(name)} columns called {name!r}, asked for {columns.count(name)} times'
-            raise UserError(f'{path} has {times}; both must be one')
+    if columns:
+        check_once(str(path), columns, found.names)
     wanted = [found.columns[found.names.index(name)] for name in columns] or list(found.columns)
     with _opened(path) as file:
         try:
@@ -234,6 +233,7 @@ def parquet_columns(path: pathlib.Path) -> tuple[str | None, tuple[str, ...]]:
     library = _parquet()
     with _reading(path):
         schema = library.read_schema(path)
+    check_once(str(path), (), tuple(schema.names))
     every = {name: str(kind) for name, kind in zip(schema.names, schema.types, strict=True)}
     index = {name for name, kind in every.items() if PARQUET_INDEX.fullmatch(name) and kind.startswith(NUMBERS)}
     kinds = {name: kind for name, kind in every.items() if name not in index}
@@ -245,6 +245,18 @@ def parquet_columns(path: pathlib.Path) -> tuple[str | None, tuple[str, ...]]:
         wrong = f'column {others[0]!r} of {kinds[others[0]]}' if others else f'{len(dates)} of dates: {dates}'
         raise UserError(f'{path} has {wrong if numbers else "no column of numbers"}; one of dates, others of numbers')
     return (dates[0] if dates else None), numbers
+
+
+def check_once(what: str, asked: tuple[str, ...], there: tuple[str, ...]) -> None:
+    """Raises `UserError` for a column that is asked for twice, or of whose name there are several.
+
+    Without names that are asked for, for any of whose name there are several.
+    """
+    for name in asked or there:
+        if there.count(name) > 1:
+            raise UserError(f'{what} has {there.count(name)} columns called {name!r}; rename them in the file')
+        if asked.count(name) > 1:
+            raise UserError(f'column {name!r} of {what} is asked for {asked.count(name)} times; once is enough')
 
 
 def read_array(path: pathlib.Path, key: str, feature: int) -> Values:

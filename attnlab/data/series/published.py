@@ -238,7 +238,11 @@ class PublishedSeries(Series):
 
     def values(self) -> Values:
         path = self.path()
-        found = read_array(path, 'data', 0) if path.suffix == '.npz' else read_table(path, self.columns)
+        if path.suffix == '.npz':
+            found = check_values(str(path), read_array(path, 'data', 0), self.published.variates)
+            found = found[:, [int(name) for name in self.columns]] if self.columns else found
+        else:
+            found = read_table(path, self.columns)
         values = check_values(str(path), found, self.variates)
         if len(values) != self.published.rows:
             raise UserError(f'{path} has {len(values)} rows; {self.name} has {self.published.rows}')

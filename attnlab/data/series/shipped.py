@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.data.series.files import digest
+from attnlab.data.series.files import check_once, digest
 from attnlab.data.series.series import Counts, Series, Shares, Values, check_values
 from attnlab.errors import UserError, nearest
 
@@ -79,6 +79,8 @@ class ShippedSeries(Series):
         for column in self.columns:
             if column not in every:
                 raise UserError(f'{self.name} has no column {column!r}{nearest(column, every)}')
+        if self.columns:
+            check_once(self.name, self.columns, every)
 
     @property
     def variates(self) -> int:

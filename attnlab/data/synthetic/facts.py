@@ -47,6 +47,7 @@ class Facts(Problem):
     def check(self, length: int) -> None:
         for name in ('names', 'relations', 'objects'):
             require(self, name, getattr(self, name) >= 1, 'a whole number of at least 1')
+        require(self, 'seed', self.seed >= 0, 'a whole number of at least 0')
         most = self.names**2
         require(self, 'subjects', 2 <= self.subjects <= most, f'a whole number from 2 to the pairs of names, {most}')
         require_length(self, length, length >= PROMPT, f'at least {PROMPT} tokens')

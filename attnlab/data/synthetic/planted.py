@@ -18,7 +18,7 @@ class PlantedSample(Editioned):
 
     `least` is `-log p` of the planted mixture itself. The edition is raised where `PlantedExperts` draws others, too.
 
-    Raises `UserError` for an unknown split.
+    Raises `UserError` for an unknown split, and a seed below 0.
     """
 
     planted: PlantedExperts
@@ -29,6 +29,8 @@ class PlantedSample(Editioned):
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
             raise UserError(f'PlantedSample has no split {self.split!r}{nearest(self.split, SPLITS)}')
+        if self.seed < 0:
+            raise UserError(f'seed of PlantedSample is {self.seed}; it must be a whole number of at least 0')
 
     def __len__(self) -> int:
         return 1

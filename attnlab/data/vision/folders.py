@@ -19,8 +19,8 @@ SUFFIXES = ('.bmp', '.gif', '.jpeg', '.jpg', '.pgm', '.png', '.ppm', '.tif', '.t
 FORMATS = ('BMP', 'GIF', 'JPEG', 'PNG', 'PPM', 'TIFF', 'WEBP')
 """What a file may be, whatever its name says: of others Pillow would have a program read some, as PostScript."""
 
-UNREADABLE = (OSError, ValueError, SyntaxError, struct.error)
-"""What Pillow raises for a damaged file, besides errors of its own; the last where EXIF data are written anew."""
+UNREADABLE = (OSError, ValueError, SyntaxError, TypeError, struct.error)
+"""What Pillow raises for a damaged file, besides errors of its own; the last two where EXIF data are written anew."""
 
 
 @dataclasses.dataclass(frozen=True)

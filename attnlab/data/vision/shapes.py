@@ -19,6 +19,9 @@ SMALLEST, LARGEST = 2, 4
 """Half the side of a shape, or its radius, in pixels."""
 
 KINDS = ('disc', 'square', 'triangle')
+WALKS = 20_000
+"""Pairs of walks before lengths are refused; most are right at once."""
+
 TRIALS = 200
 """Attempts at placing a shape or growing a path before an image is begun anew."""
 
@@ -164,11 +167,12 @@ class Connected(Distribution):
 
     def paths(self, rng: np.random.Generator) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Returns two disjoint walks on a lattice of half the size, by their places."""
-        while True:
+        for _ in range(WALKS):
             taken = np.zeros((self.size // 2,) * 2, bool)
             found = [self._walk(rng, taken) for _ in range(2)]
             if all(len(path) > self.shortest for path in found):
                 return found[0], found[1]
+        raise UserError(f'{WALKS} pairs of walks were too short for {self}; make shortest smaller, or size larger')
 
     def _walk(self, rng: np.random.Generator, taken: Bool[np.ndarray, 'y x']) -> list[tuple[int, int]]:
         """A walk of the most steps that a drawn length allows; its places are taken."""

@@ -1,5 +1,6 @@
 """Series in files, and the published ones."""
 
+import dataclasses
 import datetime
 import gzip
 import hashlib
@@ -71,8 +72,10 @@ def test_wrong_columns_and_files_are_named(tmp_path):
     np.testing.assert_array_equal(series.values(), [[1, 2], [3, 4]])
     with pytest.raises(UserError, match="the series has 2 columns called 'a'; rename them in the file"):
         Columns(targets=('a',)).places(series)
-    with pytest.raises(UserError, match="has 2 columns called 'a', asked for 1 times; both must be one"):
+    with pytest.raises(UserError, match="has 2 columns called 'a'; rename them in the file"):
         CSVSeries(str(tmp_path / 'twice.csv'), columns=('a',)).values()
+    with pytest.raises(UserError, match=r"column 'load' of .* is asked for 2 times; once is enough"):
+        CSVSeries(str(tmp_path / 'a.csv'), columns=('load', 'load')).values()
     (tmp_path / 'quoted.csv').write_text('date,"temp, C",b\nx,1,2\n')
     with pytest.raises(UserError, match='has 4 names in line 1 and 3 cells in line 2; a cell in quotes must not hold'):
         CSVSeries(str(tmp_path / 'quoted.csv')).values()
@@ -295,6 +298,17 @@ def test_what_cannot_be_downloaded_is_put_there_by_hand(tmp_path):
         PublishedSeries('etth1', str(tmp_path), columns=('OTT',))
     with pytest.raises(UserError, match="exchange has no column 'OT'; "):
         PublishedSeries('exchange', str(tmp_path), columns=('OT',))
+
+
+def test_columns_of_a_published_array_are_those_that_are_named(tmp_path, monkeypatch):
+    published = dataclasses.replace(PUBLISHED['pems08'], variates=4, rows=6, url=None, blob=None)
+    monkeypatch.setitem(PUBLISHED, 'pems08', published)
+    numbers = np.arange(6 * 4.0).reshape(6, 4)
+    (tmp_path / published.file).parent.mkdir(parents=True, exist_ok=True)
+    np.savez(tmp_path / published.file, data=numbers)
+    series = PublishedSeries('pems08', str(tmp_path), columns=('3', '0'))
+    np.testing.assert_array_equal(series.values(), numbers[:, [3, 0]])
+    assert Columns(targets=('0',)).places(series).targets == (1,)
 
 
 def test_git_names_a_file_by_its_content(tmp_path):
