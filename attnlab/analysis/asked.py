@@ -18,8 +18,10 @@ from attnlab.data.text.tokenizers import encode_prompt, load_tokenizer
 from attnlab.errors import UserError
 from attnlab.models.predictor import Stacked
 from attnlab.runs.loading import Loaded
+from attnlab.tasks.given import context_of
 from attnlab.tasks.language import TOKENIZER
-from attnlab.tasks.task import Batch, Textual, context
+from attnlab.tasks.task import Batch, Task, Textual
+from attnlab.tasks.thoughts import ContinuousThought
 from attnlab.typing import Embedded
 
 
@@ -93,7 +95,9 @@ def asked_of(question: Question, own: Prompts | None) -> Query:
     """
     if own is not None:
         return _own(question.loaded, question.workdir, own)
-    tokens, asked, answers, ctx = prompts(stacked(question.batches()), question.loaded.setup.task.labels)
+    task, batch = question.loaded.setup.task, stacked(question.batches())
+    tokens, asked, answers = prompts(batch, task)
+    ctx = context_of(task, {name: jnp.asarray(value) for name, value in batch.items()})
     return Query(tokens, asked, answers, ctx, of=question.split)
 
 
@@ -106,13 +110,15 @@ def asked_record(question: Question, asked: Query, own: Prompts | None) -> dict[
     return record | {'asked': asked.positions.tolist(), 'answer_tokens': asked.answers.tolist()}
 
 
-def prompts(batch: Batch, labels: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, Context]:
-    """Tokens of rows, where their last answer is asked for, the answer, and their context.
+def prompts(batch: Batch, task: Task) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokens of rows, where their last answer is asked for, and the answer.
 
-    Raises `UserError` for rows of real numbers, of one label a row that is no token, of documents that are packed, and
-    for a row without an answer.
+    Raises `UserError` for rows of real numbers, of one label a row that is no token, of documents that are packed, for
+    a row without an answer, and for answers after thoughts that are no tokens.
     """
-    tokens, targets = np.asarray(batch['tokens']), np.asarray(batch.get(labels, np.zeros(0)))
+    if isinstance(task, ContinuousThought):
+        raise UserError('asked for are answers to tokens; this run answers after thoughts, which are none')
+    tokens, targets = np.asarray(batch['tokens']), np.asarray(batch.get(task.labels, np.zeros(0)))
     if tokens.ndim != 2 or targets.ndim != 2 or not np.issubdtype(targets.dtype, np.integer):
         raise UserError('asked for are answers that are tokens, such as those of language models and of recall')
     weights = np.asarray(batch['weights']) > 0
@@ -124,8 +130,7 @@ def prompts(batch: Batch, labels: str) -> tuple[np.ndarray, np.ndarray, np.ndarr
     last = weights.shape[1] - 1 - np.argmax(weights[:, ::-1], axis=1)
     rows = np.arange(len(tokens))
     asked = np.asarray(batch['at'])[rows, last] if 'at' in batch else last
-    ctx = context({name: jnp.asarray(value) for name, value in batch.items()})
-    return tokens, asked, targets[rows, last], ctx
+    return tokens, asked, targets[rows, last]
 
 
 def stacked(rows: Sequence[Batch]) -> dict[str, np.ndarray]:
@@ -152,7 +157,7 @@ def _own(loaded: Loaded, workdir: pathlib.Path, own: Prompts) -> Query:
             return whole[len(start)]
 
     else:
-        prompts({name: array[None] for name, array in _row(loaded).items()}, task.labels)
+        prompts({name: array[None] for name, array in _row(loaded).items()}, task)
 
         def read(text: str) -> list[int]:
             return _numbers(text, task.vocab)

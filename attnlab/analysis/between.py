@@ -316,7 +316,7 @@ class Between:
 def barrier(losses: Sequence[float], shares: Sequence[float] = SHARES) -> float:
     """`max_a L(a) - (1 - a) L(0) - a L(1)`: how far the loss rises above the line between its ends.
 
-    Frankle et al. 2020, https://arxiv.org/abs/1912.05671.
+    After Frankle et al. 2020, https://arxiv.org/abs/1912.05671, who take the mean of the ends for the line.
     """
     line = [(1 - share) * losses[0] + share * losses[-1] for share in shares]
     return float(max(loss - level for loss, level in zip(losses, line, strict=True)))

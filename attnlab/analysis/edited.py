@@ -18,8 +18,9 @@ from attnlab.errors import UserError
 from attnlab.runs.loading import Loaded
 from attnlab.runs.made import check_new, reported, score_table, write_made
 from attnlab.tables import Column, Printer, Table, digits
+from attnlab.tasks.given import context_of
 from attnlab.tasks.language import TOKENIZER
-from attnlab.tasks.task import Textual, context
+from attnlab.tasks.task import Textual
 from attnlab.train.state import joined, split
 
 
@@ -92,7 +93,7 @@ class RowFact:
                 f'--row is {self.row}; the {task.evaluated_split} split of {workdir} has {len(source)} rows'
             )
         batch = {name: value[None] for name, value in source[self.row].items()}
-        tokens, asked, _, _ = prompts(batch, task.labels)
+        tokens, asked, _ = prompts(batch, task)
         where = int(asked[0])
         if not 0 <= self.at <= where:
             raise UserError(
@@ -129,7 +130,7 @@ def edit_run(
     model, tokens = loaded.model(), jnp.asarray(fact.tokens, jnp.int32)[None]
     editor = Editor(model, how, at=fact.at, asked=fact.asked, jit=loaded.setup.jit)
     batch = stacked(question.batches())
-    ctx = context({name: jnp.asarray(value) for name, value in batch.items()})
+    ctx = context_of(loaded.setup.task, {name: jnp.asarray(value) for name, value in batch.items()})
     made = _with_model(loaded, editor(tokens, fact.answer, editor.moments(jnp.asarray(batch['tokens']), ctx)))
     before, after = (probability(each, tokens, fact) for each in (loaded, made))
     asked = {**dataclasses.asdict(wanted), **dataclasses.asdict(how), 'rows': rows}

@@ -20,7 +20,8 @@ from attnlab.quantize.layers import has_few_bits, simulated
 from attnlab.quantize.states import without_storage
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
-from attnlab.tasks.task import Batch, context
+from attnlab.tasks.given import context_of
+from attnlab.tasks.task import Batch, Task
 
 ATTENTION = ('sink_rate', 'entropy', 'sparsity')
 ACTIVATIONS = ('kurtosis', 'max_abs')
@@ -79,7 +80,7 @@ def analyse_run(question: Question, printer: Printer, bits: tuple[int, ...], *, 
 
 def _layers(loaded: Loaded, rows: list[Batch]) -> Iterator[dict[str, float]]:
     """The statistics of every layer, averaged over the rows."""
-    examine = loaded.setup.jit(_examine)
+    examine = loaded.setup.jit(functools.partial(_examine, loaded.setup.task))
     model = loaded.model()
     found = [examine(model, row) for row in rows]
     for layer in zip(*jax.device_get(found), strict=True):
@@ -90,8 +91,8 @@ def _layers(loaded: Loaded, rows: list[Batch]) -> Iterator[dict[str, float]]:
         yield {**means, 'max_abs': float(max(row['max_abs'] for row in layer))}
 
 
-def _examine(model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.Array]]:
-    streams, ctx = entered(model, batch['tokens'], context(batch))
+def _examine(task: Task, model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.Array]]:
+    streams, ctx = entered(model, batch['tokens'], context_of(task, batch))
     segments = ctx.segments_or_ones()
     real = segments > 0
     found = []

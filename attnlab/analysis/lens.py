@@ -13,6 +13,7 @@ from scipy.optimize import minimize
 from attnlab.analysis.interventions import with_methods
 from attnlab.analysis.prediction import what_is_asked
 from attnlab.context import Context
+from attnlab.errors import UserError
 from attnlab.models.layers import entered, layers
 from attnlab.models.predictor import Stacked
 from attnlab.tasks.task import Batch, Task
@@ -50,7 +51,7 @@ class Seen(NamedTuple):
 
 
 def inputs_of(task: Task, model: Any, batch: Batch) -> tuple[Tokens | Features, Context]:
-    """The inputs and the context that a task gives a model for a batch."""
+    """The inputs and the context that a task gives a model for a batch. Raises `UserError` where it gives none."""
     found = []
 
     def hidden(own: Any, inputs: Array, ctx: Context, state: Any = None) -> tuple[Embedded, Any]:
@@ -58,6 +59,8 @@ def inputs_of(task: Task, model: Any, batch: Batch) -> tuple[Tokens | Features, 
         return own(inputs, ctx, state)
 
     task.measure(with_methods(model, hidden=hidden), batch, None)
+    if not found:
+        raise UserError(f'{type(task).__name__} gives its model thoughts, and no rows as they are; this looks at rows')
     return found[0]
 
 

@@ -46,12 +46,12 @@ class Outputs:
 
     def part(self, first: int, step: int) -> 'Outputs':
         """The outputs of every `step`-th row from `first` on."""
-        places = self._places
+        places = self.places
         return self._of((places >= first) & ((places - first) % step == 0))
 
     def only(self, row: int) -> 'Outputs':
         """The outputs of one row, by its place."""
-        return self._of(self._places == row)
+        return self._of(self.places == row)
 
     def _of(self, chosen: Bool[np.ndarray, 'b']) -> 'Outputs':
         moved, members = (None if each is None else each[:, chosen] for each in (self.odin, self.members))
@@ -59,7 +59,8 @@ class Outputs:
         return Outputs(self.features[chosen], self.logits[chosen], self.labels[chosen], moved, members, groups)
 
     @property
-    def _places(self) -> Int[np.ndarray, 'b']:
+    def places(self) -> Int[np.ndarray, 'b']:
+        """The row of every prediction."""
         return np.arange(len(self.labels)) if self.groups is None else self.groups
 
     def together(self, others: Sequence['Outputs']) -> 'Outputs':
@@ -91,7 +92,7 @@ class Outputs:
     @property
     def rows(self) -> Int[np.ndarray, 'r']:
         """The places of rows in which something is predicted, in order."""
-        return np.unique(self._places)
+        return np.unique(self.places)
 
     @property
     def right(self) -> Bool[np.ndarray, 'b']:

@@ -113,6 +113,8 @@ def recent_risk(outputs: Outputs, name: str, level: float, decay: float) -> Risk
     """
     check_decay(decay)
     loss = LOSSES[name]
+    # Of parts rows keep their places among all.
+    outputs = dataclasses.replace(outputs, groups=outputs.places)
     chosen, tested = outputs.part(0, 2), outputs.part(1, 2)
     settings = _settings(chosen, loss)
     known, asked = (_losses(part, loss, settings) for part in (chosen, tested))

@@ -11,15 +11,18 @@ import numpy as np
 from flax import nnx
 
 from attnlab.blocks.block import Block, past_prelude, steps
+from attnlab.context import Context
 from attnlab.data.pipeline import spread
 from attnlab.errors import UserError
 from attnlab.models.layers import entered, layers
 from attnlab.models.predictor import one_stack
 from attnlab.nn.experts import MixtureOfExperts, Routing
 from attnlab.tables import Column, Table, digits
-from attnlab.tasks.task import Batch, context
+from attnlab.tasks.given import context_of
+from attnlab.tasks.task import Batch
 from attnlab.train.partition import feed
 from attnlab.train.setup import Cadence, Setup
+from attnlab.typing import Features, Tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,9 +128,9 @@ class ExpertLoads:
         )
 
 
-def routings(model: Any, batch: Batch) -> Iterator[tuple[int, Routing]]:
+def routings(model: Any, tokens: Tokens | Features, ctx: Context) -> Iterator[tuple[int, Routing]]:
     """The routing of every layer that has experts, by its index."""
-    streams, ctx = entered(model, batch['tokens'], context(batch))
+    streams, ctx = entered(model, tokens, ctx)
     for index, block in layers(model):
         own, ctx = one_stack(model).told(index, block, streams, ctx)
         for taken in steps(block, streams, own):
@@ -142,7 +145,7 @@ def _program(setup: Setup) -> Callable[..., dict[int, tuple[jax.Array, jax.Array
 
     def loads(variables: nnx.State, batch: Batch) -> dict[int, tuple[jax.Array, jax.Array]]:
         model = nnx.merge(setup.graphdef, variables)
-        found = routings(model, batch)
+        found = routings(model, batch['tokens'], context_of(setup.task, batch))
         return {index: (each.load, jnp.asarray(each.dropped)) for index, each in found}
 
     return setup.jit(loads, out_shardings=setup.whole)

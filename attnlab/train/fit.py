@@ -13,11 +13,12 @@ from attnlab.context import Context
 from attnlab.models.layers import entered, layers, stacks
 from attnlab.models.stack import Stack
 from attnlab.random import key_for
-from attnlab.tasks.task import Batch, context
+from attnlab.tasks.given import context_of
+from attnlab.tasks.task import Batch
 from attnlab.train.rows import rows_of
 from attnlab.train.setup import Setup
 from attnlab.train.state import TrainState, split
-from attnlab.typing import Sequence
+from attnlab.typing import Features, Sequence, Tokens
 
 ROWS = 8
 """How many rows of training hashes are fitted to."""
@@ -88,19 +89,19 @@ def with_hashes_fitted(setup: Setup, state: TrainState) -> TrainState:
 
     def run(variables: nnx.State, batch: Batch) -> nnx.State:
         model = nnx.merge(setup.graphdef, variables)
-        fit_hashes(model, batch, key_for(setup.seed, 0, 'fit'))
+        fit_hashes(model, batch['tokens'], context_of(setup.task, batch), key_for(setup.seed, 0, 'fit'))
         return split(model)[2]
 
     return dataclasses.replace(state, buffers=setup.jit(run, out_shardings=shardings)(state.variables, batch))
 
 
-def fit_hashes(model: Any, batch: Batch, key: jax.Array) -> None:
+def fit_hashes(model: Any, tokens: Tokens | Features, ctx: Context, key: jax.Array) -> None:
     """Fits the hashes of a model with one stack, in place, layer by layer, to what those before give.
 
     Raises `UserError` where layers have none of their own.
     """
     model.stack.check_own()
-    streams, ctx = entered(model, batch['tokens'], context(batch))
+    streams, ctx = entered(model, tokens, ctx)
     found = []
     for index, block in layers(model):
         mixer = mixer_of(block)

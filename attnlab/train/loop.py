@@ -16,6 +16,7 @@ from rich.console import Console
 from attnlab.data.pipeline import batches
 from attnlab.errors import UserError
 from attnlab.figures import loss_curve
+from attnlab.tasks.task import Batch
 from attnlab.train import partition
 from attnlab.train.average import SUFFIX
 from attnlab.train.checkpoint import Checkpoints
@@ -73,12 +74,20 @@ class InFlight:
         metrics = jax.device_get(pending.metrics)
         if not metrics['good']:
             with self.setup.precision.scope(), jax.set_mesh(self.setup.mesh):
-                culprit = first_nonfinite(self.setup.task, self.setup.graphdef, state, pending.batch)
+                culprit = _culprit(self.setup, state, pending.batch)
             raise NonFinite(
                 f'step {pending.number}: loss {_loss(metrics):.4g}, gradient norm {metrics["grad_norm"]:.4g}; '
                 f'the first that is not finite: {culprit}. The last checkpoint is from before it'
             )
         self.report.step(pending.number, _floats(metrics), float(self.learning_rate(pending.number - 1)))
+
+
+def _culprit(setup: Setup, state: TrainState, batch: Batch) -> str:
+    """What is not finite first; where that cannot be found, why, as the step is what has failed."""
+    try:
+        return first_nonfinite(setup.task, setup.graphdef, state, batch)
+    except UserError as error:
+        return f'not known ({error})'
 
 
 def train(

@@ -1,5 +1,7 @@
 """Risks that are controlled: losses by hand, and promises kept by simulation, of rows and not of predictions."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -75,6 +77,9 @@ def test_recent_rows_promise_more_where_rows_drift():
     still = [recent_risk(rows(rng, 200), 'wrong', 0.15, 1.0).risk.value for _ in range(6)]
     assert np.mean(still) < 0.15 + 0.03
     assert recent_risk(drawn[0], 'missed', 0.15, 0.9).setting is None
+    # A row is chosen for by all before it that choose, the last one too, whether rows have numbers or not.
+    numbered = dataclasses.replace(drawn[0], groups=np.arange(len(drawn[0].labels)))
+    assert recent_risk(numbered, 'missed', 0.15, 0.9) == recent_risk(drawn[0], 'missed', 0.15, 0.9)
 
 
 def test_what_cannot_be_promised_is_refused():

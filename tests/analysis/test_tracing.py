@@ -10,8 +10,10 @@ import pytest
 from attnlab.analysis.asked import Query, prompts
 from attnlab.analysis.interventions import causal_trace
 from attnlab.cli import main
+from attnlab.config import build
 from attnlab.context import Context
 from attnlab.errors import UserError
+from configs import language
 from tests.analysis.test_parts import made
 from tests.bad_inputs.conftest import originals
 
@@ -45,16 +47,17 @@ def test_prompts_are_asked_at_their_last_label():
         'targets': np.array([[7, 8], [9, 5]]),
         'weights': np.array([[1.0, 1.0], [1.0, 0.0]]),
     }
-    _, asked, answers, _ = prompts(batch, 'targets')
+    task = build(language.get_config('zoo=mingru').task)
+    _, asked, answers = prompts(batch, task)
     assert asked.tolist() == [2, 1] and answers.tolist() == [8, 9]
     texts = {name: value for name, value in batch.items() if name != 'at'}
-    assert prompts(texts, 'targets')[1].tolist() == [1, 0]
+    assert prompts(texts, task)[1].tolist() == [1, 0]
     with pytest.raises(UserError, match='row 1 asks for no token'):
-        prompts({**batch, 'weights': np.array([[1.0, 1.0], [0.0, 0.0]])}, 'targets')
+        prompts({**batch, 'weights': np.array([[1.0, 1.0], [0.0, 0.0]])}, task)
     with pytest.raises(UserError, match='row 0 holds several documents'):
-        prompts({**batch, 'segments': np.array([[1, 1, 2, 2], [1, 1, 1, 0]])}, 'targets')
+        prompts({**batch, 'segments': np.array([[1, 1, 2, 2], [1, 1, 1, 0]])}, task)
     with pytest.raises(UserError, match='asked for are answers that are tokens'):
-        prompts({**batch, 'tokens': np.zeros((2, 4, 1))}, 'targets')
+        prompts({**batch, 'tokens': np.zeros((2, 4, 1))}, task)
 
 
 def test_a_run_is_traced(originals, capsys):

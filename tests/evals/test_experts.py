@@ -67,7 +67,7 @@ def test_loads_are_of_what_experts_read_past_a_residual_convolution():
     model = setup.make_model(nnx.Rngs(0))
     row = jnp.arange(16, dtype=jnp.int32)[None]
     batch = {'tokens': row, 'positions': row, 'segments': jnp.ones_like(row)}
-    found = dict(routings(model, batch))
+    found = dict(routings(model, batch['tokens'], context(batch)))
     streams, ctx = entered(model, batch['tokens'], context(batch))
     (block, *_) = model.stack.layers()
     seen = []

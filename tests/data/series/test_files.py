@@ -301,11 +301,10 @@ def test_what_cannot_be_downloaded_is_put_there_by_hand(tmp_path):
 
 
 def test_columns_of_a_published_array_are_those_that_are_named(tmp_path, monkeypatch):
-    published = dataclasses.replace(PUBLISHED['pems08'], variates=4, rows=6, url=None, blob=None)
-    monkeypatch.setitem(PUBLISHED, 'pems08', published)
+    row = dataclasses.replace(PUBLISHED['pems08'], variates=4, rows=6)
+    monkeypatch.setattr(published, 'PUBLISHED', {**PUBLISHED, 'pems08': row})
     numbers = np.arange(6 * 4.0).reshape(6, 4)
-    (tmp_path / published.file).parent.mkdir(parents=True, exist_ok=True)
-    np.savez(tmp_path / published.file, data=numbers)
+    np.savez(tmp_path / row.file, data=numbers)
     series = PublishedSeries('pems08', str(tmp_path), columns=('3', '0'))
     np.testing.assert_array_equal(series.values(), numbers[:, [3, 0]])
     assert Columns(targets=('0',)).places(series).targets == (1,)
