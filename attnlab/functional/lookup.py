@@ -63,6 +63,8 @@ def sum_by_row(values: Float[Array, 'n d'], index: Int[Array, ' n'], rows: int) 
     Values are sorted by index, and summed along each run of one index by a scan of logarithmic depth. Negative indices
     count from the end, as in `jnp.take`; what has no row is left out.
     """
+    if index.size == 0:
+        return jnp.zeros((rows, values.shape[1]), values.dtype)
     index = jnp.where(index < 0, index + rows, index)
     order = jnp.argsort(index)
     found = index[order]

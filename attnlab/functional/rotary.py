@@ -73,7 +73,7 @@ def rotated_channels(channels: int, fraction: float) -> int:
     """Returns how many of `channels` are rotated. Raises `UserError` unless that is an even, positive whole number."""
     check_share(fraction)
     rotated = round(channels * fraction, 6)
-    if rotated != round(rotated) or round(rotated) % 2:
+    if rotated != round(rotated) or round(rotated) % 2 or rotated < 2:
         raise UserError(
             f'a head has {channels} channels, of which rotary positions turn {rotated:g} (fraction {fraction}); '
             f'that must be an even whole number: choose dim, heads or key_dim so'

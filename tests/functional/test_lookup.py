@@ -63,6 +63,11 @@ def test_sums_are_those_of_a_loop():
     np.testing.assert_allclose(jax.jit(sum_by_row, static_argnums=2)(values, index, ROWS), expected, atol=1e-5)
 
 
+def test_sums_of_nothing_are_zeros():
+    found = jax.jit(sum_by_row, static_argnums=2)(jnp.ones((0, 3)), jnp.zeros(0, jnp.int32), ROWS)
+    np.testing.assert_array_equal(found, np.zeros((ROWS, 3)))
+
+
 def test_no_numbers_are_scattered_to_one_place_on_a_gpu():
     def gradient(table, index):
         return jax.grad(lambda table: jnp.sum(lookup(table, index)))(table)

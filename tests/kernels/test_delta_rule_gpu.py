@@ -35,6 +35,8 @@ def tiles(monkeypatch):
     monkeypatch.setitem(
         cases.CASES, 'tiles that copies refill', dataclasses.replace(TILES, t=330, v=200, documents=None)
     )
+    refilled = dataclasses.replace(TILES, t=70, k=8, v=200, heads=(1, 1, 1), documents=None, decay='b t h k')
+    monkeypatch.setitem(cases.CASES, 'vector that copies refill', refilled)
 
 
 def check(comparison, name, dtype):
@@ -54,7 +56,7 @@ def test_interpreted_is_the_reference(name, dtype, comparison):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures('watched_for_races')
-@pytest.mark.parametrize('name', ['tiles', 'vector in tiles', 'tiles that copies refill'])
+@pytest.mark.parametrize('name', ['tiles', 'vector in tiles', 'tiles that copies refill', 'vector that copies refill'])
 def test_copies_and_products_do_not_race(name, comparison):
     check(comparison, name, jnp.bfloat16)
 
@@ -64,16 +66,18 @@ def test_twice_the_same_bits(comparison):
     comparison.check_same_bits(delta_rule, cases.call('vector in tiles', jnp.bfloat16), 'mosaic_gpu')
 
 
-def sized(k, v=200):
+def sized(k, v=200, **decay):
     """A call with documents and so many channels of keys and of values, which heads share."""
     q = jax.ShapeDtypeStruct((1, 1000, 2, k), jnp.float16)
     shared, v = (jax.ShapeDtypeStruct((1, 1000, 1, size), jnp.float16) for size in (k, v))
     beta = jax.ShapeDtypeStruct((1, 1000, 2), jnp.float16)
-    return {'q': q, 'k': shared, 'v': v, 'beta': beta, 'segments': jax.ShapeDtypeStruct((1, 1000), jnp.int32)}
+    segments = jax.ShapeDtypeStruct((1, 1000), jnp.int32)
+    return {'q': q, 'k': shared, 'v': v, 'beta': beta, 'segments': segments, **decay}
 
 
 SIZES = {name: call.arrays for name, call in cases.real().items()} | {f'{k} channels': sized(k) for k in (130, 256)}
 SIZES['all that fit'] = sized(256, 704)
+SIZES['vector, more values'] = sized(130, 1024, log_decay=jax.ShapeDtypeStruct((1, 1000, 2, 130), jnp.float32))
 
 
 @pytest.mark.parametrize(

@@ -311,10 +311,14 @@ def test_nothing_passes_between_documents_in_kernels_for_gpus(name):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures('watched_for_races')
-@pytest.mark.parametrize(('k', 'v'), [(8, 200), (136, 150)], ids=['together', 'apart'])
-def test_copies_and_products_do_not_race(k, v, comparison):
+@pytest.mark.parametrize(
+    ('k', 'v', 't', 'decay'),
+    [(8, 200, 330, 'b t h'), (136, 150, 330, 'b t h'), (8, 200, 70, 'b t h k')],
+    ids=['together', 'apart', 'vector'],
+)
+def test_copies_and_products_do_not_race(k, v, t, decay, comparison):
     """Slots are refilled, by chunks and by channels; gradients of keys and values are in one kernel or in two."""
-    case = cases.Case(b=1, t=330, k=k, v=v, heads=(1, 1, 2), decay='b t h')
+    case = cases.Case(b=1, t=t, k=k, v=v, heads=(1, 1, 2), decay=decay)
     call = cases.draw('refilled', case, jnp.bfloat16)
     matrix_state.check_kernel(comparison, linear_attention, 'mosaic_gpu', f'refilled, k={k}', call, case)
 

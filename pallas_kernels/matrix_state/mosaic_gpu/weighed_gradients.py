@@ -113,10 +113,12 @@ def state_gradients(
                 sums.append(jnp.sum(load(key) * read[0], axis=1))
             for place, total in enumerate(sums):
                 totals[place, :] = total
-            for tile, gradient in zip(tiles, found, strict=True):
+            # The third in the place of the keys, which have been read: so two programs share a multiprocessor.
+            places = [*tiles, key] if erases else tiles
+            for tile, gradient in zip(places, found, strict=True):
                 tile[...] = gradient.astype(dtype)
             plgpu.commit_smem()
-            for tile, ref in zip(tiles, gradients, strict=True):
+            for tile, ref in zip(places, gradients, strict=True):
                 plgpu.copy_smem_to_gmem(tile, ref.at[at, head, steps, channels])
             write(totals, sums_ref.at[at, head, chunk, column])
 
@@ -124,7 +126,7 @@ def state_gradients(
             run,
             shared_tile(dtype) if erases else None,
             plgpu.SMEM((1, TILE), jnp.float32) if erases else None,
-            [shared_tile(dtype)] * (2 + erases),
+            [shared_tile(dtype)] * 2,
             plgpu.SMEM((1 + erases, TILE), jnp.float32),
             plgpu.Barrier(num_arrivals=2) if erases else None,
         )
