@@ -52,8 +52,8 @@ class Subject:
 
     @functools.cached_property
     def mixer(self) -> Any:
-        """The mixer with perturbed parameters."""
-        with jax.enable_x64(False):
+        """The mixer with perturbed parameters, whoever asks for it first: what is made in a trace would stay there."""
+        with jax.enable_x64(False), jax.ensure_compile_time_eval():
             return perturbed(self.fresh(), 0.1)
 
     @functools.cached_property
