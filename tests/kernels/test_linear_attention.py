@@ -320,7 +320,7 @@ def test_copies_and_products_do_not_race(k, v, t, decay, comparison):
     """Slots are refilled, by chunks and by channels; gradients of keys and values are in one kernel or in two."""
     case = cases.Case(b=1, t=t, k=k, v=v, heads=(1, 1, 2), decay=decay)
     call = cases.draw('refilled', case, jnp.bfloat16)
-    matrix_state.check_kernel(comparison, linear_attention, 'mosaic_gpu', f'refilled, k={k}', call, case)
+    matrix_state.check_kernel(comparison, linear_attention, 'mosaic_gpu', f'refilled, k={k}, {decay}', call, case)
 
 
 @pytest.mark.parametrize('decay', [None, 'scalar', 'vector'])
