@@ -43,6 +43,7 @@ def test_texts_that_are_read_as_one_have_no_documents():
     np.testing.assert_array_equal(found.segments, batch['segments'])
 
 
+@pytest.mark.slow
 def test_a_task_that_gives_no_rows_says_so():
     setup = prepare(recall.get_config('task=signed_sums,thoughts=continuous'))
     (batch,) = rows_of(setup, 'train', 2, at_once=2)
