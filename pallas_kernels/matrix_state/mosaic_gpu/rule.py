@@ -38,15 +38,13 @@ class Steps(NamedTuple):
       k: `b hk t k`.
       v: `b hv t v`.
       vectors: what the rule has besides of key channels, each `b hn t k`.
-      numbers: what it has of steps, float32, each `b h l c 1`, zero in padding.
-      log_decay: float32, zero there: `b h l c 1`, or `b h t k` where key channels have their own; or `None`.
+      log_decay: float32, zero in padding: `b h l c 1`, or `b h t k` where key channels have their own; or `None`.
     """
 
     q: jax.Array
     k: jax.Array
     v: jax.Array
     vectors: tuple[jax.Array, ...]
-    numbers: tuple[jax.Array, ...]
     log_decay: jax.Array | None
 
 
@@ -118,7 +116,7 @@ def _backward(here: Target, solve: Solve, arrays: Arrays, scale: float, kept: No
         k=found.k[:, :, :t, :key_size],
         v=found.v[:, :, :t, :value_size],
         vectors=tuple(vector[:, :, :t, :key_size] for vector in found.vectors),
-        numbers=tuple(join(numbers)[:, :, :t, 0] for numbers in found.numbers),
+        numbers=(),
         log_decay=solving.decay_gradient(found.log_decay, t, key_size),
         state=dstate[:, :, :key_size, :value_size],
         starts=None,
@@ -133,7 +131,6 @@ def _inputs(arrays: Arrays) -> tuple[Steps, Documents]:
         k=fill(arrays.k),
         v=fill(arrays.v),
         vectors=tuple(fill(vector) for vector in arrays.vectors),
-        numbers=tuple(solving.numbers(numbers[..., None]) for numbers in arrays.numbers),
         log_decay=solving.decays_of(arrays.log_decay, sizes),
     )
     return steps, solving.documents(arrays.log_decay, arrays.starts, sizes)
