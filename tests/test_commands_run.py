@@ -51,7 +51,6 @@ SHORTER = {
     'compare': (),
     'show': (),
     'quantize': ('--compilation_cache=',),
-    'edit': ('--rows=2', '--steps=2', '--layer=0', '--compilation_cache='),
     'analyse': ('--rows=2', '--bits=8', '--compilation_cache='),
     'match': ('--recipes=mha', '--compilation_cache='),
     'uncertainty': ('--rows=24', '--fitted_rows=2', '--compilation_cache='),
@@ -66,7 +65,12 @@ LEFT = {
     r'attnlab eval .*--judge': 'needs runs of images; tests/analysis/test_judged.py',
     r'attnlab analyse .*--between': 'needs two runs; tests/analysis/test_between.py',
     r'attnlab analyse .*--knockout': 'needs runs of attention and of Mamba; tests/analysis/test_asked.py',
-    r'attnlab edit --workdir=runs/facts': 'needs a run of facts; tests/analysis/test_edited.py',
+    r'attnlab edit ': 'needs runs of facts, and of several layers; tests/analysis/test_edited.py',
+    r'attnlab eval .*--factors': 'needs a run of embedding-free attention; tests/analysis/test_reductions.py',
+    r'attnlab quantize .*--softmax': 'needs a run with a softmax; tests/quantize/test_softmax.py',
+    r'attnlab train .*learngene=runs/': 'begins with another run; tests/convert/test_learngene.py',
+    r'attnlab train .*data=mnist': 'needs a download; tests/test_configs.py builds it',
+    r'make install': 'makes the environment that runs this',
     r'attnlab train .*,run=runs/': 'begins with another run; tests/quantize/test_training.py',
     r'attnlab quantize --workdir=runs/gla-learned4': 'needs a run of few bits; tests/quantize/test_training.py',
     r'attnlab uncertainty .*(digits|-large|-seed)': 'needs other runs; tests/commands/test_uncertainty.py',
@@ -155,6 +159,8 @@ def shortened(words: list[str]) -> list[str]:
     """A command of attnlab with flags that make it short, its globs expanded."""
     command = command_of(words)
     added = list(SHORTER[command]) if command in SHORTER else overrides(words)
+    if command == 'experiment' and '--dry_run' in words:
+        added.remove('--report')
     if command == 'analyse' and any(word.startswith(OTHERS) for word in words):
         added.remove('--bits=8')  # Of the analysis of layers.
     if command == 'analyse' and any(word.startswith('--prompt') for word in words):
@@ -175,7 +181,7 @@ def overrides(words: list[str]) -> list[str]:
     stem = pathlib.Path(config.partition(':')[0]).stem
     sweep = words[0] == 'sweep'
     short = [f'--config.{"base." if sweep else ""}{item}' for item in (*BASE, *LENGTHS[stem])]
-    if '--dry_run' in words:
+    if '--dry_run' in words and not sweep:
         short.append('--config.model.stack.depth=3')
     if sweep:
         short += ['--config.confirm=0', *(f'--config.{item}' for item in SWEEPS.get(stem, SWEEPS['language']))]
@@ -215,7 +221,8 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / 'my_mixers.py').write_text(own_mixer())
     (tmp_path / 'expression.lark').write_text('start: /[a-z0-9]/ ("+" start)?')
     (tmp_path / 'matched').mkdir()
-    shutil.copy(ROOT / 'configs' / 'language.py', tmp_path / 'matched' / 'gla.py')
+    for name in ('gla', 'mha'):
+        shutil.copy(ROOT / 'configs' / 'language.py', tmp_path / 'matched' / f'{name}.py')
     (tmp_path / 'path' / 'to' / 'texts').mkdir(parents=True)
     for name in 'ab':
         (tmp_path / 'path' / 'to' / 'texts' / f'{name}.txt').write_text(TEXT * 200)
