@@ -55,7 +55,8 @@ def sparsity(weights: Float[Array, '*b s'], visible: Bool[Array, '*b s']) -> Flo
 def kurtosis(x: Float[Array, '*b d']) -> Float[Array, '*b']:
     """Returns the fourth central moment over the unbiased variance squared, of each token's channels; 3 if Gaussian.
 
-    Of channels whose deviation is below about 0.05 it is less, as 1e-6 is added to the square. Bondarenko et al. 2023, https://arxiv.org/abs/2306.12929.
+    Of channels whose deviation is below about 0.05 it is less, as 1e-6 is added to the square.
+    Bondarenko et al. 2023, https://arxiv.org/abs/2306.12929.
     """
     centred = x - jnp.mean(x, axis=-1, keepdims=True)
     variance = jnp.sum(centred**2, axis=-1) / (x.shape[-1] - 1)

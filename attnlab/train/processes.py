@@ -31,7 +31,7 @@ SILENCE = 12.0
 """Seconds without a sign of life after which a process counts as dead."""
 
 FIRST = 120.0
-"""The same before its first sign: modules are read from disks that all share. One that died is missed by JAX before."""
+"""The same before its first sign, as imports from a shared disk may take long. JAX misses one that died before that."""
 
 SUSPECTED = 4.0
 """The same once the runtime has complained, most often of a process that it misses."""
