@@ -1,9 +1,9 @@
 """What the columns of a series are for: to be forecast, or to be read besides."""
 
 import dataclasses
-from collections.abc import Iterable
 
 from attnlab.data.series.dates import MARKS
+from attnlab.data.series.files import check_once
 from attnlab.data.series.series import Series
 from attnlab.errors import UserError, nearest
 from attnlab.signature import checked_fields
@@ -80,10 +80,10 @@ EVERY = Columns()
 """All are forecast."""
 
 
-def _found(names: tuple[str, ...], wanted: Iterable[str]) -> tuple[int, ...]:
+def _found(names: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[int, ...]:
     for name in wanted:
         if name not in names:
             raise UserError(f'the series has no column {name!r}{nearest(name, names)}')
-        if names.count(name) > 1:
-            raise UserError(f'the series has {names.count(name)} columns called {name!r}; rename them in the file')
+    if wanted:
+        check_once('the series', wanted, names)
     return tuple(names.index(name) for name in wanted)
