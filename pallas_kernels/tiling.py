@@ -279,6 +279,11 @@ def attention_tpu(t: int, s: int) -> AttentionTile:
     return AttentionTile(queries=_lanes(t, largest), keys=_lanes(s, largest))
 
 
+def attention_steps_tpu(tiles: int) -> int:
+    """How many of so many tiles in a row a step of the grid goes over: four, or as many as divide them better."""
+    return -(-tiles // -(-tiles // 4)) if tiles else 1
+
+
 def _lanes(n: int, largest: int) -> int:
     """The length of blocks of `n` numbers along lanes: as few blocks as can be, and little behind the last of them."""
     if n <= 128:

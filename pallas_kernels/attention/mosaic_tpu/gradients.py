@@ -57,11 +57,11 @@ def pull_bias(call: Call, inputs: Parts) -> jax.Array:
     own = ''.join(axis for axis, n in zip('bgr', array.shape, strict=False) if n == call.sizes[axis])
     others = ''.join(axis for axis in 'bgr' if axis not in own)
     still = ''.join(letter for letter in 'ts' if letter in letters)
-    pairs = call.by_keys() if still == 's' else call.by_queries()
+    visits = call.by_keys() if still == 's' else call.by_queries(together=still != 'ts')
     scratch = {'bias': Sums((call.tile.keys if 's' in still else 1, call.tile.queries if 't' in still else 1))}
-    sweep = Sweep('attention_bias_gradients', (1, 1), call, f'{own}p{others}', still, pairs)
+    sweep = Sweep('attention_bias_gradients', (1, 1), call, f'{own}p{others}', still, visits)
     total = sweep.run(add, inputs, {'bias': Part(letters, like(array))}, scratch, finish)['bias']
-    return jnp.where(_visited(call, pairs), total, 0) if still == 'ts' else total
+    return jnp.where(_visited(call, total.shape[3:], visits.pairs), total, 0) if still == 'ts' else total
 
 
 def _gradients(call: Call, step: Step, values: Arrays, names: tuple[str, ...]) -> tuple[jax.Array, jax.Array, Arrays]:
@@ -81,9 +81,9 @@ def _gradients(call: Call, step: Step, values: Arrays, names: tuple[str, ...]) -
     return found, *pull(dscores)
 
 
-def _visited(call: Call, pairs: Pairs) -> jax.Array:
+def _visited(call: Call, shape: tuple[int, ...], pairs: Pairs) -> jax.Array:
     """Which queries and keys are in the tiles of a list, `t s`."""
-    t, s = (-(-call.sizes[letter] // size) for letter, size in call.cut().items())
+    t, s = (n // size for n, size in zip(shape, call.cut().values(), strict=True))
     queries, keys = (jnp.array(tiles) for tiles in zip(*pairs, strict=True))
     tiles = jnp.zeros((t, s), bool).at[queries, keys].set(True)
     return jnp.repeat(jnp.repeat(tiles, call.tile.queries, axis=0), call.tile.keys, axis=1)

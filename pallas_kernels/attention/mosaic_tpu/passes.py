@@ -24,7 +24,7 @@ CHANNELS = 16
 
 
 LONGEST = 2**16
-"""The maximum number of pairs of tiles: two lists of this length take half of the memory for scalars."""
+"""The maximum number of steps over pairs of tiles: two lists of this length take half of the memory for scalars."""
 
 
 @functools.lru_cache
@@ -48,9 +48,9 @@ def refusal(here: Target, rule: Rule, operands: Operands) -> str | None:
     call = call_of(here, rule, operands)
     if 0 in (*call.sizes.values(), operands.v.shape[3]):
         return 'there is nothing to compute; expected at least one row, head, query, key and channel of values'
-    pairs = sum(map(len, call.visible()))
-    if pairs > LONGEST:
-        return f'its queries see {pairs} pairs of tiles; expected at most {LONGEST}, from shorter rows or a window'
+    steps = max(len(visits.pairs) for visits in (call.by_queries(together=operands.bias is None), call.by_keys()))
+    if steps > LONGEST:
+        return f'its queries see keys in {steps} steps of the grid; expected at most {LONGEST}, from shorter rows or a window'
     return generation_refusal(here)
 
 

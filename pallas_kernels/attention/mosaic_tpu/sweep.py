@@ -4,8 +4,9 @@ In a block keys run along sublanes and queries along lanes, `s t`. Per-query num
 then along lanes, `1 t`, dense in memory, and sums over keys are over sublanes. Queries and outputs are laid out
 likewise, `k t` and `v t`; keys and values as given, `s k` and `s v`.
 
-A kernel visits a list of pairs of tiles: hidden tiles cost neither time nor copies. Sums over tiles are held in
-scratch memory, and run in the order of the list.
+A kernel visits a list of pairs, of a tile and a few of the tiles that its sums run over, which a step of the grid takes
+one after the other: what surrounds a step takes a third as long as a block. Those of them that are hidden are copied,
+and cost no more; others are in no pair. Sums over tiles are held in scratch memory, and run in the order of the list.
 """
 
 import dataclasses
@@ -46,6 +47,19 @@ class Part(NamedTuple):
 Parts = dict[str, Part]
 
 
+class Visits(NamedTuple):
+    """The pairs of tiles that a kernel visits, with something visible, and one at least for every tile of one letter.
+
+    Attributes:
+      pairs: of queries and of keys; of the letter that moves the index is of `together` tiles.
+      moving: `t` or `s`.
+    """
+
+    pairs: Pairs
+    moving: str
+    together: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Call:
     """The static parameters of a call.
@@ -74,9 +88,9 @@ class Call:
         return {'t': self.tile.queries, 's': self.tile.keys}
 
     def pad(self, letters: str, array: jax.Array) -> Part:
-        """An array with zeros behind its queries and its keys, up to whole tiles."""
-        cut = self.cut()
-        behind = [-n % cut.get(letter, 1) for letter, n in zip(letters, array.shape, strict=True)]
+        """An array with zeros behind its queries and its keys, up to whole tiles, as many as steps go over."""
+        whole = {letter: size * self.together[letter] for letter, size in self.cut().items()}
+        behind = [-n % whole.get(letter, 1) for letter, n in zip(letters, array.shape, strict=True)]
         return Part(letters, jnp.pad(array, [(0, n) for n in behind]))
 
     def visible(self) -> list[list[int]]:
@@ -87,17 +101,36 @@ class Call:
         )
         return [[*sinks, *near] for sinks, near in found]
 
-    def by_queries(self) -> Pairs:
-        """The pairs of tiles with something visible, and one at least for every tile of queries, in their order."""
-        return [(i, j) for i, tiles in enumerate(self.visible()) for j in tiles or [0]]
-
-    def by_keys(self) -> Pairs:
-        """The pairs of tiles with something visible, and one at least for every tile of keys, in their order."""
+    def seen(self) -> list[list[int]]:
+        """For every tile of keys the tiles of queries of which some may see some of them."""
         queries: list[list[int]] = [[] for _ in range(0, self.sizes['s'], self.tile.keys)]
         for i, tiles in enumerate(self.visible()):
             for j in tiles:
                 queries[j].append(i)
-        return [(i, j) for j, tiles in enumerate(queries) for i in tiles or [0]]
+        return queries
+
+    @functools.cached_property
+    def together(self) -> dict[str, int]:
+        """Of how many tiles of `s`, and of `t`, a step goes over those that are visible from one tile of the other."""
+        return {
+            letter: tiling.attention_steps_tpu(max(map(len, found)))
+            for letter, found in (('s', self.visible()), ('t', self.seen()))
+        }
+
+    def by_queries(self, *, together: bool = True) -> Visits:
+        """The keys of every tile of queries, in their order."""
+        n = self.together['s'] if together else 1
+        return Visits([(i, j) for i, tiles in enumerate(self.visible()) for j in _several(tiles, n)], 's', n)
+
+    def by_keys(self) -> Visits:
+        """The queries of every tile of keys, in their order."""
+        n = self.together['t']
+        return Visits([(i, j) for j, tiles in enumerate(self.seen()) for i in _several(tiles, n)], 't', n)
+
+
+def _several(tiles: list[int], n: int) -> list[int]:
+    """In which of the first `n` tiles, the next `n` and so on there are some of a list, one at least."""
+    return sorted({tile // n for tile in tiles}) or [0]
 
 
 def call_of(here: Target, rule: Rule, operands: Operands) -> Call:
@@ -153,7 +186,6 @@ class Sweep:
       axes: of the grid, the slowest first: `b`, `g`, `r`, and `p` for the pairs of tiles. Sums run over the axes after
         `p`, and over successive pairs that have the tiles named in `still` in common.
       still: those of `t` and `s` that sums do not run over.
-      pairs: tiles of queries and of keys.
     """
 
     name: str
@@ -161,10 +193,12 @@ class Sweep:
     call: Call
     axes: str
     still: str
-    pairs: Pairs
+    visits: Visits
 
     def run(self, add: Add, inputs: Parts, outputs: Parts, scratch: dict[str, Sums], finish: Finish = write) -> Arrays:
         """Runs a kernel; `outputs` have shapes and types in place of arrays."""
+
+        pairs = self.visits.pairs
 
         # A bias may hide any key; next to the six passes of a float32 product masks cost nothing.
         distinguishes = 'bias' not in inputs and inputs['q'].array.dtype != jnp.float32
@@ -178,18 +212,26 @@ class Sweep:
                 for name, sums in scratch.items():
                     memory[name][...] = jnp.full(sums.shape, sums.start, jnp.float32)
 
-            def step(masked: bool) -> None:
-                values = {name: upright(part.letters, sources[name][...]) for name, part in inputs.items()}
-                add(self._step(at, queries[at['p']], keys[at['p']], masked), values, memory)
+            def visit(place: Any, _: None) -> None:
+                i, j, views = self._block(place, queries[at['p']], keys[at['p']], inputs, sources)
 
-            some, every = self.sight(queries[at['p']], keys[at['p']], sources)
-            if distinguishes:
-                pl.when(every)(functools.partial(step, masked=False))
-                some &= ~every
-            pl.when(some)(functools.partial(step, masked=True))
+                def step(masked: bool) -> None:
+                    values = {name: upright(part.letters, views[name][...]) for name, part in inputs.items()}
+                    add(self._step(at, i, j, masked), values, memory)
+
+                some, every = self.sight(i, j, views)
+                if distinguishes:
+                    pl.when(every)(functools.partial(step, masked=False))
+                    some &= ~every
+                pl.when(some)(functools.partial(step, masked=True))
+
+            if self.visits.together == 1:
+                visit(0, None)
+            else:
+                jax.lax.fori_loop(0, self.visits.together, visit, None)
             pl.when(last)(functools.partial(finish, memory, results))
 
-        scores = len(self.pairs) * self.call.tile.queries * self.call.tile.keys
+        scores = sum(map(len, self.call.visible())) * self.call.tile.queries * self.call.tile.keys
         scores *= math.prod(self.call.sizes[axis] for axis in self.axes if axis != 'p')
         channels = sum(times * inputs[name].array.shape[3] for times, name in zip(self.products, 'qv', strict=True))
         apart = self.axes.index('p')
@@ -201,7 +243,7 @@ class Sweep:
             cost=Cost(flops=2 * scores * channels, exponentials=scores),
             grid_spec=pltpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=2,
-                grid=tuple(len(self.pairs) if axis == 'p' else self.call.sizes[axis] for axis in self.axes),
+                grid=tuple(len(pairs) if axis == 'p' else self.call.sizes[axis] for axis in self.axes),
                 in_specs=({name: self._spec(part) for name, part in inputs.items()},),
                 out_specs=({name: self._spec(part) for name, part in outputs.items()},),
                 scratch_shapes=({name: pltpu.VMEM(sums.shape, jnp.float32) for name, sums in scratch.items()},),
@@ -209,13 +251,14 @@ class Sweep:
             out_shape=({name: part.array for name, part in outputs.items()},),
             compiler_params=pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=MEMORY),
         )
-        lists = [jnp.array(tiles, jnp.int32) for tiles in zip(*self.pairs, strict=True)]
+        lists = [jnp.array(tiles, jnp.int32) for tiles in zip(*pairs, strict=True)]
         return run(*lists, {name: part.array for name, part in inputs.items()})[0]
 
     def _spec(self, part: Part) -> pl.BlockSpec:
         """How the tiles of an array are found."""
         letters, shape = part.letters, part.array.shape
         sizes = {'b': None, 'g': None, 'r': None, **self.call.cut()}
+        sizes[self.visits.moving] *= self.visits.together
 
         def place(*places: Any) -> tuple[Any, ...]:
             *grid, queries, keys = places
@@ -225,9 +268,26 @@ class Sweep:
 
         return pl.BlockSpec(tuple(sizes.get(letter, n) for letter, n in zip(letters, shape, strict=True)), place)
 
+    def _block(
+        self, place: Any, queries: jax.Array, keys: jax.Array, inputs: Parts, sources: Arrays
+    ) -> tuple[jax.Array, jax.Array, Arrays]:
+        """The tiles of queries and of keys of one block of a step, and their parts of the inputs."""
+        _, moving, together = self.visits
+        if together == 1:
+            return queries, keys, sources
+        size = self.call.cut()[moving]
+        steps = pl.ds(pl.multiple_of(place * size, size), size)
+        views = {}
+        for name, part in inputs.items():
+            own = [letter for letter in part.letters if letter not in 'bgr']
+            at = tuple(steps if letter == moving else slice(None) for letter in own)
+            views[name] = sources[name].at[at] if moving in own else sources[name]
+        i, j = (together * tile + place if letter == moving else tile for letter, tile in (('t', queries), ('s', keys)))
+        return i, j, views
+
     def _ends(self, at: Arrays, queries: Any, keys: Any) -> tuple[jax.Array, jax.Array]:
         """Whether a step is the first of its sums, and whether it is the last of them."""
-        p, end = at['p'], len(self.pairs) - 1
+        p, end = at['p'], len(self.visits.pairs) - 1
         first, last = p == 0, p == end
         for letter, tiles in (('t', queries), ('s', keys)):
             if letter in self.still:
@@ -249,10 +309,11 @@ class Sweep:
         rule, tile, s = self.call.rule, self.call.tile, self.call.sizes['s']
         first, start = i * tile.queries + self.call.shift, j * tile.keys
         last, end = first + tile.queries - 1, start + tile.keys - 1
-        some, every = jnp.bool_(True), (last < s) & (end < s)
+        some, every = (first < s) & (start < s), (last < s) & (end < s)
         if rule.causal:
-            every &= end <= first
+            some, every = some & (start <= last), every & (end <= first)
         if rule.window is not None:
+            some &= ((start - last < rule.window) & (first - end < rule.window)) | (start < rule.sinks)
             every &= ((last - start < rule.window) & (end - first < rule.window)) | (end < rule.sinks)
         if 'query_segments' in sources:
             lowest, highest, least, most = (
@@ -260,7 +321,7 @@ class Sweep:
                 for name in ('query_segments', 'key_segments')
                 for extreme in (jnp.min, jnp.max)
             )
-            some = (lowest <= most) & (least <= highest)
+            some &= (lowest <= most) & (least <= highest)
             every &= (lowest == highest) & (least == most) & (lowest == least)
         return some, every
 
