@@ -279,9 +279,13 @@ def attention_tpu(t: int, s: int) -> AttentionTile:
     return AttentionTile(queries=_lanes(t, largest), keys=_lanes(s, largest))
 
 
-def attention_steps_tpu(tiles: int) -> int:
-    """How many of so many tiles in a row a step of the grid goes over: four, or as many as divide them better."""
-    return -(-tiles // -(-tiles // 4)) if tiles else 1
+def attention_steps_tpu(tiles: int, size: int) -> int:
+    """How many of so many tiles in a row, each of `size` bytes, a step of the grid goes over.
+
+    Eight, or as many as divide the tiles better, and two copies of them in a quarter of the memory of kernels.
+    """
+    most = min(8, max(1, VMEM // 8 // max(1, size)))
+    return -(-tiles // -(-tiles // most)) if tiles else 1
 
 
 def _lanes(n: int, largest: int) -> int:

@@ -6,12 +6,13 @@
 For every topology, core and call of `real()`, or of what `--calls` names, one line of JSON on standard output:
 seconds of processor time, memory and cost as the compiler has them; with `--schedules` of every kernel the instructions
 (bundles) that it was compiled to, those of each loop in a program, the part of their slots for matrix units and for
-vectors that is used, and registers spilled. libtpu is taken from `<environment>/libtpu`, where it disturbs nobody else,
-or as installed.
+vectors that is used, the instructions and the first of these parts of each stretch between branches that multiplies,
+and registers spilled. libtpu is taken from `<environment>/libtpu`, where it disturbs nobody else, or as installed.
 """
 
 import argparse
 import importlib
+import itertools
 import json
 import os
 import pathlib
@@ -44,7 +45,8 @@ def schedules(folder: pathlib.Path, core: str) -> list[dict[str, object]]:
         name = re.sub(r'^\d+-', '', stem)
         if core in name or 'matrix_state' in name:
             (bundles,) = (path for path in folder.glob(f'{stem}-*-final_bundles.txt') if 'analysis' not in path.name)
-            found.append({'kernel': name} | schedule(path.read_text()) | {'loops': loops(bundles.read_text())})
+            own = bundles.read_text()
+            found.append({'kernel': name} | schedule(path.read_text(), cuts(own)) | {'loops': loops(own)})
     shutil.rmtree(folder)
     folder.mkdir()
     return found
@@ -66,13 +68,37 @@ def loops(text: str) -> list[int]:
     return found
 
 
-def schedule(text: str) -> dict[str, object]:
+def cuts(text: str) -> list[int]:
+    """Where branches begin and end, from a line for every bundle; a branch is taken four bundles after it."""
+    found = set()
+    for at, begins, what in re.findall(r'^\s*(0x[0-9a-f]+|0)\s+([A-Z]*)\s*:(.*)', text, re.MULTILINE):
+        if begins:
+            found.add(int(at, 16))
+        if 'sbr.rel' in what:
+            found.add(int(at, 16) + 4)
+    return sorted(found)
+
+
+def schedule(text: str, cuts: list[int]) -> dict[str, object]:
     """The use of slots by a kernel, from a line of their names, one of capacities, and one for every bundle."""
-    names, capacities, *bundles = (line.replace(',', ' ').split() for line in text.splitlines() if line[:2] != '==')
-    used = dict(zip(names, (sum(map(int, column)) for column in zip(*bundles, strict=True)), strict=True))
+    names, capacities, *lines = (line.replace(',', ' ').split() for line in text.splitlines() if line[:2] != '==')
+    bundles = [list(map(int, line)) for line in lines]
     slots = dict(zip(names, map(int, capacities), strict=True))
-    parts = {name: round(used[name] / slots[name] / len(bundles), 3) for name in ('MXU', 'VALU')}
-    return {'bundles': len(bundles), **parts, 'spills': used['VSTORE:SPILL']}
+
+    def used(first: int, last: int) -> dict[str, int]:
+        return dict(zip(names, map(sum, zip(*bundles[first:last], strict=True)), strict=True))
+
+    def part(name: str, first: int, last: int) -> float:
+        return round(used(first, last)[name] / slots[name] / (last - first), 3)
+
+    ends = itertools.pairwise([0, *cuts, len(bundles)])
+    stretches = [(last - first, part('MXU', first, last)) for first, last in ends if last > first]
+    return {
+        'bundles': len(bundles),
+        **{name: part(name, 0, len(bundles)) for name in ('MXU', 'VALU')},
+        'products': [stretch for stretch in stretches if stretch[1]],
+        'spills': used(0, len(bundles))['VSTORE:SPILL'],
+    }
 
 
 def compile_calls(core: str, topology: str, calls: str, *, first: bool, dumps: pathlib.Path | None) -> None:

@@ -2,9 +2,10 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 
-from pallas_kernels.attention.maps import Block
+from pallas_kernels.attention.maps import Block, Scaled
 from pallas_kernels.attention.mosaic_tpu.blocks import block_of, dot, named, products, rowwise, statistics_of
 from pallas_kernels.attention.mosaic_tpu.sweep import Arrays, Call, Parts, Step, Sums, Sweep
 
@@ -13,10 +14,19 @@ def follow(call: Call, inputs: Parts) -> Arrays:
     """The forward pass of a map that is computed online."""
     weights, v = call.rule.weights, inputs['v'].array.shape[3]
 
+    def highest(block: Block) -> jax.Array:
+        return weights.highest(block, functools.partial(jnp.max, axis=0, keepdims=True))
+
+    def prepare(step: Step, values: Arrays) -> Arrays:
+        found = products(call, values)
+        block = block_of(call, step, found.scores, values, found)
+        return {'products': found.products, 'highest': highest(block)}
+
     def add(step: Step, values: Arrays, memory: Arrays) -> None:
-        block = _block(call, step, values)
+        found = Scaled(memory['products'][...], call.rule.scale) if step.prepared else products(call, values)
+        block = block_of(call, step, found.scores, values, found)
         before = memory['pivot'][...]
-        pivot = jnp.maximum(before, weights.highest(block, functools.partial(jnp.max, axis=0, keepdims=True)))
+        pivot = jnp.maximum(before, memory['highest'][...] if step.prepared else highest(block))
         numerators, denominators = weights.block(block, pivot)
         rescale = weights.rescale(before, pivot)
         memory['pivot'][...] = pivot
@@ -35,9 +45,11 @@ def follow(call: Call, inputs: Parts) -> Arrays:
         'pivot': Sums((1, call.tile.queries), weights.start),
         'denominator': Sums((1, call.tile.queries)),
         'output': Sums((v, call.tile.queries)),
+        'products': Sums((call.tile.keys, call.tile.queries), None),
+        'highest': Sums((1, call.tile.queries), None),
     }
     visits = Sweep('attention_forward', (1, 1), call, 'bgrp', 't', call.by_queries())
-    return visits.run(add, inputs, outputs, scratch, finish)
+    return visits.run(add, inputs, outputs, scratch, finish, prepare)
 
 
 def read(call: Call, inputs: Parts) -> Arrays:

@@ -50,7 +50,7 @@ def refusal(here: Target, rule: Rule, operands: Operands) -> str | None:
         return 'there is nothing to compute; expected at least one row, head, query, key and channel of values'
     steps = max(len(visits.pairs) for visits in (call.by_queries(together=operands.bias is None), call.by_keys()))
     if steps > LONGEST:
-        return f'its queries see keys in {steps} steps of the grid; expected at most {LONGEST}, from shorter rows or a window'
+        return f'its queries see keys in {steps} grid steps; expected at most {LONGEST}, from shorter rows or a window'
     return generation_refusal(here)
 
 

@@ -67,12 +67,14 @@ class Call:
     Attributes:
       sizes: of `b`, `g`, `r`, `t` and `s`.
       tile: queries and keys of a block.
+      token: bytes of a key and a value, and of a query and the gradient of an output.
     """
 
     here: Target
     rule: Rule
     sizes: dict[str, int]
     tile: tiling.AttentionTile
+    token: int
 
     @property
     def shift(self) -> int:
@@ -113,7 +115,7 @@ class Call:
     def together(self) -> dict[str, int]:
         """Of how many tiles of `s`, and of `t`, a step goes over those that are visible from one tile of the other."""
         return {
-            letter: tiling.attention_steps_tpu(max(map(len, found)))
+            letter: tiling.attention_steps_tpu(max(map(len, found)), self.cut()[letter] * self.token)
             for letter, found in (('s', self.visible()), ('t', self.seen()))
         }
 
@@ -135,9 +137,10 @@ def _several(tiles: list[int], n: int) -> list[int]:
 
 def call_of(here: Target, rule: Rule, operands: Operands) -> Call:
     """The sizes and tiles of a call."""
-    b, g, r, t, _ = operands.q.shape
-    s = operands.k.shape[2]
-    return Call(here, rule, {'b': b, 'g': g, 'r': r, 't': t, 's': s}, tiling.attention_tpu(t, s))
+    b, g, r, t, k = operands.q.shape
+    s, v = operands.v.shape[2:]
+    sizes = {'b': b, 'g': g, 'r': r, 't': t, 's': s}
+    return Call(here, rule, sizes, tiling.attention_tpu(t, s), (k + v) * launch.factor_type(operands.q).itemsize)
 
 
 class Step(NamedTuple):
@@ -148,26 +151,31 @@ class Step(NamedTuple):
       columns: positions of the keys, `s 1`.
       head: the index in the group.
       masked: whether some query of the block may not see some key; otherwise all see all.
+      prepared: whether what a kernel makes of a block ahead of it is in scratch memory.
     """
 
     rows: jax.Array
     columns: jax.Array
     head: jax.Array
     masked: bool
+    prepared: bool
 
 
 Add = Callable[[Step, Arrays, Arrays], None]
-"""One step of a kernel, given its inputs and references to its scratch memory."""
+"""What a kernel does for one block, given its inputs and references to its scratch memory."""
+
+Prepare = Callable[[Step, Arrays], Arrays]
+"""What a kernel makes of a block ahead of it, by the names of scratch memory, given its inputs."""
 
 Finish = Callable[[Arrays, Arrays], None]
 """The end of a kernel, when sums are complete, given references to its scratch memory and to the outputs."""
 
 
 class Sums(NamedTuple):
-    """Scratch memory, float32, and its initial value."""
+    """Scratch memory, float32, and its initial value, `None` for what is written before it is read."""
 
     shape: tuple[int, ...]
-    start: float = 0.0
+    start: float | None = 0.0
 
 
 def write(memory: Arrays, results: Arrays) -> None:
@@ -195,49 +203,28 @@ class Sweep:
     still: str
     visits: Visits
 
-    def run(self, add: Add, inputs: Parts, outputs: Parts, scratch: dict[str, Sums], finish: Finish = write) -> Arrays:
-        """Runs a kernel; `outputs` have shapes and types in place of arrays."""
+    def run(
+        self,
+        add: Add,
+        inputs: Parts,
+        outputs: Parts,
+        scratch: dict[str, Sums],
+        finish: Finish = write,
+        prepare: Prepare | None = None,
+    ) -> Arrays:
+        """Runs a kernel; `outputs` have shapes and types in place of arrays.
 
-        pairs = self.visits.pairs
-
-        # A bias may hide any key; next to the six passes of a float32 product masks cost nothing.
-        distinguishes = 'bias' not in inputs and inputs['q'].array.dtype != jnp.float32
-
-        def kernel(queries: Any, keys: Any, sources: Arrays, results: Arrays, memory: Arrays) -> None:
-            at = {axis: pl.program_id(place) for place, axis in enumerate(self.axes)}
-            first, last = self._ends(at, queries, keys)
-
-            @pl.when(first)
-            def _() -> None:
-                for name, sums in scratch.items():
-                    memory[name][...] = jnp.full(sums.shape, sums.start, jnp.float32)
-
-            def visit(place: Any, _: None) -> None:
-                i, j, views = self._block(place, queries[at['p']], keys[at['p']], inputs, sources)
-
-                def step(masked: bool) -> None:
-                    values = {name: upright(part.letters, views[name][...]) for name, part in inputs.items()}
-                    add(self._step(at, i, j, masked), values, memory)
-
-                some, every = self.sight(i, j, views)
-                if distinguishes:
-                    pl.when(every)(functools.partial(step, masked=False))
-                    some &= ~every
-                pl.when(some)(functools.partial(step, masked=True))
-
-            if self.visits.together == 1:
-                visit(0, None)
-            else:
-                jax.lax.fori_loop(0, self.visits.together, visit, None)
-            pl.when(last)(functools.partial(finish, memory, results))
-
-        scores = sum(map(len, self.call.visible())) * self.call.tile.queries * self.call.tile.keys
+        What `prepare` makes of a block that is not masked is made along with such a block before it, where a step has
+        one, so that products stand beside exponentials. Blocks that are masked are not prepared.
+        """
+        pairs, tile = self.visits.pairs, self.call.tile
+        scores = sum(map(len, self.call.visible())) * tile.queries * tile.keys
         scores *= math.prod(self.call.sizes[axis] for axis in self.axes if axis != 'p')
         channels = sum(times * inputs[name].array.shape[3] for times, name in zip(self.products, 'qv', strict=True))
         apart = self.axes.index('p')
         semantics: list[Any] = ['parallel' if place < apart else 'arbitrary' for place in range(len(self.axes))]
         run = launch.call(
-            kernel,
+            functools.partial(self._step, add, prepare, finish, inputs, scratch),
             self.call.here,
             name=self.name,
             cost=Cost(flops=2 * scores * channels, exponentials=scores),
@@ -254,11 +241,75 @@ class Sweep:
         lists = [jnp.array(tiles, jnp.int32) for tiles in zip(*pairs, strict=True)]
         return run(*lists, {name: part.array for name, part in inputs.items()})[0]
 
+    def _step(
+        self,
+        add: Add,
+        prepare: Prepare | None,
+        finish: Finish,
+        inputs: Parts,
+        scratch: dict[str, Sums],
+        queries: Any,
+        keys: Any,
+        sources: Arrays,
+        results: Arrays,
+        memory: Arrays,
+    ) -> None:
+        """One step of the grid."""
+        at = {axis: pl.program_id(place) for place, axis in enumerate(self.axes)}
+        first, last = self._ends(at, queries, keys)
+
+        @pl.when(first)
+        def _() -> None:
+            for name, sums in scratch.items():
+                if sums.start is not None:
+                    memory[name][...] = jnp.full(sums.shape, sums.start, jnp.float32)
+
+        def block(place: Any) -> tuple[jax.Array, jax.Array, Arrays]:
+            return self._block(place, queries[at['p']], keys[at['p']], inputs, sources)
+
+        def inside(function: Callable[..., Any], place: Any, *others: Any, masked: bool, prepared: bool = False) -> Any:
+            i, j, views = block(place)
+            values = {name: upright(part.letters, views[name][...]) for name, part in inputs.items()}
+            return function(self._position(at, i, j, masked, prepared), values, *others)
+
+        def keep(prepared: Arrays) -> None:
+            for name, array in prepared.items():
+                memory[name][...] = array
+
+        def whole(place: Any, prepared: Any) -> None:
+            if prepare is None or self.visits.together == 1:
+                inside(add, place, memory, masked=False)
+                return
+            pl.when(prepared == 0)(lambda: keep(inside(prepare, place, masked=False)))
+            # Behind the last block of a step comes itself once more, which costs less than another program.
+            behind = jnp.minimum(place + 1, self.visits.together - 1)
+            following = inside(prepare, behind, masked=False)
+            inside(add, place, memory, masked=False, prepared=True)
+            keep(following)
+
+        # A bias may hide any key; next to the six passes of a float32 product masks cost nothing.
+        distinguishes = 'bias' not in inputs and inputs['q'].array.dtype != jnp.float32
+
+        def visit(place: Any, prepared: Any) -> jax.Array:
+            some, every = self.sight(*block(place))
+            if distinguishes:
+                pl.when(every)(functools.partial(whole, place, prepared))
+                some &= ~every
+            pl.when(some)(functools.partial(inside, add, place, memory, masked=True))
+            return every.astype(jnp.int32)
+
+        if self.visits.together == 1:
+            visit(0, 0)
+        else:
+            jax.lax.fori_loop(0, self.visits.together, visit, jnp.int32(0))
+        pl.when(last)(functools.partial(finish, memory, results))
+
     def _spec(self, part: Part) -> pl.BlockSpec:
         """How the tiles of an array are found."""
         letters, shape = part.letters, part.array.shape
-        sizes = {'b': None, 'g': None, 'r': None, **self.call.cut()}
-        sizes[self.visits.moving] *= self.visits.together
+        cut = self.call.cut()
+        cut[self.visits.moving] *= self.visits.together
+        sizes = {'b': None, 'g': None, 'r': None, **cut}
 
         def place(*places: Any) -> tuple[Any, ...]:
             *grid, queries, keys = places
@@ -298,11 +349,11 @@ class Sweep:
             last &= at[axis] == self.call.sizes[axis] - 1
         return first, last
 
-    def _step(self, at: Arrays, i: jax.Array, j: jax.Array, masked: bool) -> Step:
+    def _position(self, at: Arrays, i: jax.Array, j: jax.Array, masked: bool, prepared: bool) -> Step:
         tile = self.call.tile
         rows = i * tile.queries + self.call.shift + jax.lax.broadcasted_iota(jnp.int32, (1, tile.queries), 1)
         columns = j * tile.keys + jax.lax.broadcasted_iota(jnp.int32, (tile.keys, 1), 0)
-        return Step(rows, columns, at['r'], masked)
+        return Step(rows, columns, at['r'], masked, prepared)
 
     def sight(self, i: jax.Array, j: jax.Array, sources: Arrays) -> tuple[jax.Array, jax.Array]:
         """Whether some query of a block may see some key, and whether every query sees every key, but for a bias."""
