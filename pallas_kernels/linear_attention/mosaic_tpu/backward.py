@@ -1,6 +1,7 @@
 """The kernel of the backward pass of `linear_attention` on TPUs."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,13 +10,16 @@ import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import cost
-from pallas_kernels.linear_attention.mosaic_tpu import scalar, vector
-from pallas_kernels.linear_attention.mosaic_tpu.chunk import Chunk, dot
+from pallas_kernels.linear_attention.mosaic_tpu import scalar, secondary, vector
+from pallas_kernels.linear_attention.mosaic_tpu.chunk import Chunk, Pulled, dot
 from pallas_kernels.linear_attention.mosaic_tpu.inputs import Inputs, chunk_at, for_heads, inputs_of, plan_of
 from pallas_kernels.matrix_state.differentiation import Arrays, Outputs
 from pallas_kernels.matrix_state.mosaic_tpu.plan import IN_ORDER, Plan
 from pallas_kernels.mosaic_tpu import launch
 from pallas_kernels.target import Target
+
+Pull = Callable[[Chunk, jax.Array], tuple[jax.Array, Pulled]]
+"""The decayed scores of a chunk of one head, and the gradients through them, from those of the scores."""
 
 
 def backward(here: Target, arrays: Arrays, scale: float, kept: jax.Array, gradients: Outputs) -> Arrays:
@@ -90,7 +94,7 @@ def _body(
     states: Any,
     carried: Any,
 ) -> None:
-    scores = vector if plan.is_vector else scalar
+    kind = vector if plan.is_vector else scalar
 
     @pl.when(pl.program_id(2) == 0)
     def _() -> None:
@@ -98,7 +102,7 @@ def _body(
 
     @functools.partial(for_heads, plan)
     def after(chunk: Chunk, state: jax.Array) -> jax.Array:
-        decays = scores.decays(chunk)
+        decays = kind.decays(chunk)
         return decays.factor * state + dot(chunk.v, (chunk.k * decays.write).astype(plan.dtype), 'tn')
 
     def write(place: jax.Array, state: jax.Array) -> jax.Array:
@@ -107,10 +111,11 @@ def _body(
 
     jax.lax.fori_loop(0, plan.chunks, write, kept[:, 0])
 
-    @functools.partial(for_heads, plan)
-    def pull(chunk: Chunk, doutput: jax.Array, before: jax.Array, dafter: jax.Array) -> tuple[Inputs, jax.Array]:
-        decays = scores.decays(chunk)
-        weights, pulled = scores.pull(chunk, dot(doutput, chunk.v, 'nt'))
+    def of_head(
+        pull: Pull, chunk: Chunk, doutput: jax.Array, before: jax.Array, dafter: jax.Array
+    ) -> tuple[Inputs, jax.Array]:
+        decays = kind.decays(chunk)
+        weights, pulled = pull(chunk, dot(doutput, chunk.v, 'nt'))
         keys = (chunk.k * decays.write).astype(plan.dtype)
         dv = dot(weights.astype(plan.dtype), doutput, 'tn') + dot(keys, dafter.astype(plan.dtype), 'nt')
         reads = decays.reach * dot(doutput, before.astype(plan.dtype))
@@ -118,7 +123,7 @@ def _body(
         dlog_decay = None
         if gradients.log_decay is not None:
             held = decays.factor * jnp.sum(before * dafter, axis=0, keepdims=True)
-            dlog_decay = pulled.dlog_decay + scores.pull_decays(chunk, chunk.q * reads, chunk.k * writes, held)
+            dlog_decay = pulled.dlog_decay + kind.pull_decays(chunk, chunk.q * reads, chunk.k * writes, held)
         queries = (chunk.q * decays.reach).astype(plan.dtype)
         dstate = decays.factor * dafter + dot(doutput, queries, 'tn')
         return Inputs(q=pulled.dq + reads, k=pulled.dk + writes, v=dv, rows=None, log_decay=dlog_decay), dstate
@@ -127,12 +132,21 @@ def _body(
         place = plan.chunks - 1 - turn
         at = plan.steps_of(place)
         doutput = (scale * do[:, at].astype(jnp.float32)).astype(plan.dtype)
-        found, carried[...] = pull(chunk_at(plan, inputs, place), doutput, states[place], carried[...])
-        gradients.q[:, at] = found.q.astype(gradients.q.dtype)
-        gradients.k[:, at] = found.k.astype(gradients.k.dtype)
-        gradients.v[:, at] = found.v.astype(gradients.v.dtype)
-        if gradients.log_decay is not None:
-            gradients.log_decay[:, at if plan.is_vector else place] = found.log_decay
+        chunk = chunk_at(plan, inputs, place)
+
+        def run(pull: Pull) -> None:
+            of_heads = for_heads(plan, functools.partial(of_head, pull))
+            found, carried[...] = of_heads(chunk, doutput, states[place], carried[...])
+            gradients.q[:, at] = found.q.astype(gradients.q.dtype)
+            gradients.k[:, at] = found.k.astype(gradients.k.dtype)
+            gradients.v[:, at] = found.v.astype(gradients.v.dtype)
+            if gradients.log_decay is not None:
+                gradients.log_decay[:, at if plan.is_vector else place] = found.log_decay
+
+        if plan.is_vector:
+            vector.choose(chunk, run, vector.pull, secondary.pull)
+        else:
+            run(scalar.pull)
 
     jax.lax.fori_loop(0, plan.chunks, step, None)
 

@@ -1,6 +1,7 @@
 """The kernel of the forward pass of `linear_attention` on TPUs."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,13 +10,16 @@ import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import cost
-from pallas_kernels.linear_attention.mosaic_tpu import scalar, vector
+from pallas_kernels.linear_attention.mosaic_tpu import scalar, secondary, vector
 from pallas_kernels.linear_attention.mosaic_tpu.chunk import Chunk, dot
 from pallas_kernels.linear_attention.mosaic_tpu.inputs import Inputs, chunk_at, for_heads, inputs_of, plan_of
 from pallas_kernels.matrix_state.differentiation import Arrays, Outputs
 from pallas_kernels.matrix_state.mosaic_tpu.plan import IN_ORDER, Plan
 from pallas_kernels.mosaic_tpu import launch
 from pallas_kernels.target import Target
+
+Scores = Callable[[Chunk], jax.Array]
+"""The decayed scores of a chunk of one head."""
 
 
 def forward(here: Target, arrays: Arrays, scale: float, keep: bool) -> tuple[Outputs, jax.Array | None]:
@@ -46,7 +50,7 @@ def forward(here: Target, arrays: Arrays, scale: float, keep: bool) -> tuple[Out
 
 
 def _body(plan: Plan, scale: float, inputs: Inputs, state: Any, o: Any, final: Any, kept: Any, carried: Any) -> None:
-    scores = vector if plan.is_vector else scalar
+    kind = vector if plan.is_vector else scalar
 
     @pl.when(pl.program_id(2) == 0)
     def _() -> None:
@@ -55,17 +59,24 @@ def _body(plan: Plan, scale: float, inputs: Inputs, state: Any, o: Any, final: A
     if kept is not None:
         kept[:, 0] = carried[...]
 
-    @functools.partial(for_heads, plan)
-    def of_head(chunk: Chunk, before: jax.Array) -> tuple[jax.Array, jax.Array]:
-        decays = scores.decays(chunk)
+    def of_head(scores: Scores, chunk: Chunk, before: jax.Array) -> tuple[jax.Array, jax.Array]:
+        decays = kind.decays(chunk)
         read = dot((chunk.q * decays.reach).astype(plan.dtype), before.astype(plan.dtype), 'nt')
-        within = dot(scores.scores(chunk).astype(plan.dtype), chunk.v)
+        within = dot(scores(chunk).astype(plan.dtype), chunk.v)
         after = decays.factor * before + dot(chunk.v, (chunk.k * decays.write).astype(plan.dtype), 'tn')
         return (scale * (read + within)).astype(plan.dtype), after
 
     def step(place: jax.Array, _: None) -> None:
-        steps = plan.steps_of(place)
-        o[:, steps], carried[...] = of_head(chunk_at(plan, inputs, place), carried[...])
+        steps, chunk = plan.steps_of(place), chunk_at(plan, inputs, place)
+
+        def run(scores: Scores) -> None:
+            of_heads = for_heads(plan, functools.partial(of_head, scores))
+            o[:, steps], carried[...] = of_heads(chunk, carried[...])
+
+        if plan.is_vector:
+            vector.choose(chunk, run, vector.scores, secondary.scores)
+        else:
+            run(scalar.scores)
 
     jax.lax.fori_loop(0, plan.chunks, step, None)
 

@@ -1,57 +1,44 @@
-"""One chunk in a Pallas kernel with a decay for every key channel: secondary chunking.
+"""One chunk in a Pallas kernel with a decay for every key channel; its scores where decays are moderate, as most are.
 
-Scores between sub-blocks are products, with decays up to the start of the query's sub-block; those within a sub-block
-are summed directly. No exponent is above 0 (Yang et al., 2024, arXiv 2312.06635).
+A query reads a key through `sum_k q_tk k_sk exp(G_tk - G_sk)`, G the log decays summed. With H half of what is summed
+over the chunk, `q exp(G - H)` and `k exp(H - G)` are within range, and their product has all scores at once.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable
 
 import jax
+import jax.experimental.pallas as pl
 import jax.numpy as jnp
 
-from pallas_kernels import tiling
 from pallas_kernels.linear_attention.mosaic_tpu.chunk import Chunk, Decays, Pulled, dot, iotas, of_run, visible
+from pallas_kernels.matrix_state.chunks import MODERATE
 from pallas_kernels.matrix_state.decays import FACTOR, KEPT, REACH, WRITE
+from pallas_kernels.matrix_state.products import Form, added_up
 
-SUBBLOCK = tiling.SUBBLOCK
 
-
-class Within(NamedTuple):
-    """Log decays `n r k` of the sub-blocks of a chunk, summed; every sum is of numbers at most 0.
-
-    Attributes:
-      since: from the start of the sub-block up to a step.
-      until: from the step after it to the end of the sub-block.
-      total: over the sub-block, `n 1 k`.
-    """
-
-    since: jax.Array
-    until: jax.Array
-    total: jax.Array
+def choose[T](chunk: Chunk, run: Callable[[T], None], at_once: T, any_strength: T) -> None:
+    """Runs with one of two ways for the chunk of all heads of a program, heads first."""
+    assert chunk.log_decay is not None
+    is_moderate = jnp.min(jnp.sum(chunk.log_decay, axis=1)) >= -2 * MODERATE
+    pl.when(is_moderate)(lambda: run(at_once))
+    pl.when(~is_moderate)(lambda: run(any_strength))
 
 
 def decays(chunk: Chunk) -> Decays:
-    within = _within(chunk)
-    shape = chunk.q.shape
-    before, after = _before(within.total), _after(within.total)
+    since = _since(chunk)
+    at, read = _iotas(chunk)
+    until = _added_up(chunk, of_run(chunk, at < read), chunk.log_decay)
     return Decays(
-        reach=jnp.exp((within.since + before).reshape(shape)) * (chunk.columns[:, REACH : REACH + 1]),
-        write=jnp.exp((within.until + after).reshape(shape)) * (chunk.columns[:, WRITE : WRITE + 1]),
-        factor=jnp.exp(jnp.sum(within.total, axis=0)) * chunk.rows[FACTOR : FACTOR + 1, :1],
+        reach=jnp.exp(since) * chunk.columns[:, REACH : REACH + 1],
+        write=jnp.exp(until) * chunk.columns[:, WRITE : WRITE + 1],
+        factor=jnp.exp(since[-1:]) * chunk.rows[FACTOR : FACTOR + 1, :1],
     )
 
 
 def scores(chunk: Chunk) -> jax.Array:
     """`c c`, decayed."""
-    within = _within(chunk)
-    queries, (_, read) = _queries(chunk, within), iotas((chunk.rows.shape[1],) * 2)
-    scores = _stack([dot(query, keys, 'nt') for query, (keys, _) in zip(queries, _keys(chunk, within), strict=True)])
-    q, k = _split(chunk.q.astype(jnp.float32)), _split(chunk.k.astype(jnp.float32))
-    for key, decay in _from_each(chunk):
-        score = jnp.sum(q * k[:, key : key + 1] * jnp.exp(decay), axis=2, keepdims=True)
-        scores = jnp.where(read == _own(read.shape, key), score.reshape(-1, 1), scores)
-    return jnp.where(visible(chunk), scores, 0)
+    queries, keys = (scaled.astype(chunk.q.dtype) for scaled in _around_the_middle(chunk))
+    return jnp.where(visible(chunk), dot(queries, keys, 'nt'), 0)
 
 
 def pull(chunk: Chunk, dscores: jax.Array) -> tuple[jax.Array, Pulled]:
@@ -60,123 +47,48 @@ def pull(chunk: Chunk, dscores: jax.Array) -> tuple[jax.Array, Pulled]:
     The decay of step t is in every score of a query at or after t and a key before t, so that its gradient is the sum
     of `q dq - k dk` from t on; a query's own key cancels and is left out.
     """
-    c, dtype = chunk.rows.shape[1], chunk.q.dtype
-    within = _within(chunk)
-    at, read = iotas((c, c))
-    dscores = jnp.where(visible(chunk), dscores, 0)
+    dtype = chunk.q.dtype
+    at, read = _iotas(chunk)
+    decay, growth = _scales(chunk)
+    queries, keys = ((array * scale).astype(dtype) for array, scale in ((chunk.q, decay), (chunk.k, growth)))
     own = jnp.sum(jnp.where(at == read, dscores, 0), axis=1, keepdims=True)
-    dscores = jnp.where(at > read, dscores, 0)
-    q, k = _split(chunk.q.astype(jnp.float32)), _split(chunk.k.astype(jnp.float32))
-
-    dqueries, dk, scores = [], jnp.zeros(chunk.k.shape, jnp.float32), []
-    blocks = zip(_queries(chunk, within), _keys(chunk, within), _rows_of(dscores), strict=True)
-    for query, (keys, decays), drows in blocks:
-        dqueries.append(dot(drows.astype(dtype), keys))
-        dk += dot(drows.astype(dtype), query, 'tn') * decays
-        scores.append(dot(query, keys, 'nt'))
-    dq = _split(_stack(dqueries)) * jnp.exp(within.since)
-    total = _stack(scores)
-
-    dk = _split(dk)
-    _, place, _ = (jax.lax.broadcasted_iota(jnp.int32, q.shape, axis) for axis in range(3))
-    for key, decay in _from_each(chunk):
-        here = read == _own((c, c), key)
-        decayed = k[:, key : key + 1] * jnp.exp(decay)
-        score = jnp.sum(q * decayed, axis=2, keepdims=True)
-        total = jnp.where(here, score.reshape(-1, 1), total)
-        dscore = _split(jnp.sum(jnp.where(here, dscores, 0), axis=1, keepdims=True))
-        dq += dscore * decayed
-        dkey = jnp.sum(dscore * q * jnp.exp(decay), axis=1, keepdims=True)
-        dk += jnp.where(place == key, dkey, 0)
-    dq, dk, q, k = (array.reshape(c, -1) for array in (dq, dk, q, k))
-    later = of_run(chunk, at <= read).astype(jnp.float32)
-    dlog_decay = dot(later, q * dq - k * dk) * chunk.columns[:, KEPT : KEPT + 1]
-    return jnp.where(visible(chunk), total, 0), Pulled(dq + own * k, dk + own * q, dlog_decay)
+    others = jnp.where(of_run(chunk, at > read), dscores, 0).astype(dtype)
+    dq, dk = decay * dot(others, keys), growth * dot(others, queries, 'tn')
+    moved = _added_up(chunk, of_run(chunk, at <= read), chunk.q * dq - chunk.k * dk)
+    dlog_decay = moved * chunk.columns[:, KEPT : KEPT + 1]
+    total = jnp.where(visible(chunk), dot(queries, keys, 'nt'), 0)
+    return total, Pulled(dq + own * chunk.k, dk + own * chunk.q, dlog_decay)
 
 
 def pull_decays(chunk: Chunk, reads: jax.Array, writes: jax.Array, kept: jax.Array) -> jax.Array:
     """The gradients of decays from `q dq` and `k dk`, `c k`, the states before and after, and their product, `1 k`."""
-    at, read = iotas((chunk.rows.shape[1],) * 2)
-    later, earlier = (at <= read).astype(jnp.float32), (at > read).astype(jnp.float32)
-    return dot(later, reads) + dot(earlier, writes) + kept
+    at, read = _iotas(chunk)
+    return _added_up(chunk, at <= read, reads) + _added_up(chunk, at > read, writes) + kept
 
 
-def _split(array: jax.Array) -> jax.Array:
-    """`c k` as sub-blocks `n r k`."""
-    return array.reshape(-1, SUBBLOCK, array.shape[1])
+def _iotas(chunk: Chunk) -> tuple[jax.Array, jax.Array]:
+    return iotas((chunk.rows.shape[1],) * 2)
 
 
-def _rows_of(array: jax.Array) -> list[jax.Array]:
-    """The rows of each sub-block."""
-    return [array[start : start + SUBBLOCK] for start in range(0, array.shape[0], SUBBLOCK)]
+def _added_up(chunk: Chunk, pairs: jax.Array, array: jax.Array | None) -> jax.Array:
+    """The sums of numbers of steps, `c k`, over pairs of a step and those that it sums, `c c`."""
+    assert array is not None
+    return added_up(pairs.astype(jnp.float32), array, Form(chunk.q.dtype, jnp.float32))
 
 
-def _stack(arrays: list[jax.Array]) -> jax.Array:
-    return jnp.concatenate(arrays, axis=0)
+def _since(chunk: Chunk) -> jax.Array:
+    """Log decays up to each step, within runs, so that not even rounding passes from one document to another."""
+    at, read = _iotas(chunk)
+    return _added_up(chunk, of_run(chunk, at >= read), chunk.log_decay)
 
 
-def _own(shape: tuple[int, ...], key: int) -> jax.Array:
-    """For every step the one that is `key` in its sub-block."""
-    at, _ = iotas(shape)
-    return at - jax.lax.rem(at, SUBBLOCK) + key
+def _scales(chunk: Chunk) -> tuple[jax.Array, jax.Array]:
+    """Decays from the middle to each step, and back."""
+    since = _since(chunk)
+    half = jnp.min(since, axis=0, keepdims=True) / 2
+    return jnp.exp(since - half), jnp.exp(half - since)
 
 
-def _log_decay(chunk: Chunk) -> jax.Array:
-    assert chunk.log_decay is not None
-    return _split(chunk.log_decay)
-
-
-def _within(chunk: Chunk) -> Within:
-    decay = _log_decay(chunk)
-    place = jax.lax.broadcasted_iota(jnp.int32, decay.shape, 1)
-    since, until = jnp.zeros_like(decay), jnp.zeros_like(decay)
-    for step in range(SUBBLOCK):
-        row = decay[:, step : step + 1]
-        since += jnp.where(place >= step, row, 0)
-        until += jnp.where(place < step, row, 0)
-    return Within(since, until, since[:, SUBBLOCK - 1 :])
-
-
-def _before(total: jax.Array) -> jax.Array:
-    """Sums over the sub-blocks before each."""
-    sums = [jnp.zeros_like(total[:1])]
-    for block in range(total.shape[0] - 1):
-        sums.append(sums[-1] + total[block : block + 1])
-    return _stack(sums)
-
-
-def _after(total: jax.Array) -> jax.Array:
-    """Sums over the sub-blocks after each."""
-    sums = [jnp.zeros_like(total[:1])]
-    for block in range(total.shape[0] - 1, 0, -1):
-        sums.insert(0, sums[0] + total[block : block + 1])
-    return _stack(sums)
-
-
-def _queries(chunk: Chunk, within: Within) -> list[jax.Array]:
-    """The queries of each sub-block, `r k`, with decays from its start."""
-    decayed = _split(chunk.q.astype(jnp.float32)) * jnp.exp(within.since)
-    return _rows_of(decayed.reshape(chunk.q.shape).astype(chunk.q.dtype))
-
-
-def _keys(chunk: Chunk, within: Within) -> list[tuple[jax.Array, jax.Array]]:
-    """For each sub-block the keys of those before it, `c k`, with decays up to its start, and these decays."""
-    found = []
-    block = jax.lax.broadcasted_iota(jnp.int32, within.since.shape, 0)
-    between = jnp.zeros_like(within.total)
-    for reader in range(within.total.shape[0]):
-        decays = jnp.where(block < reader, jnp.exp(within.until + between), 0).reshape(chunk.k.shape)
-        found.append(((chunk.k.astype(jnp.float32) * decays).astype(chunk.k.dtype), decays))
-        blocks = jax.lax.broadcasted_iota(jnp.int32, between.shape, 0)
-        between += jnp.where(blocks < reader, within.total[reader : reader + 1], 0)
-    return found
-
-
-def _from_each(chunk: Chunk) -> Iterator[tuple[int, jax.Array]]:
-    """For each step of sub-blocks, from the last, the log decays from there to the later ones, `n r k`."""
-    decay = _log_decay(chunk)
-    place = jax.lax.broadcasted_iota(jnp.int32, decay.shape, 1)
-    between = jnp.zeros_like(decay)
-    for key in range(SUBBLOCK - 1, -1, -1):
-        yield key, between
-        between += jnp.where(place >= key, decay[:, key : key + 1], 0)
+def _around_the_middle(chunk: Chunk) -> tuple[jax.Array, jax.Array]:
+    decay, growth = _scales(chunk)
+    return chunk.q * decay, chunk.k * growth
