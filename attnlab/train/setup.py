@@ -269,12 +269,16 @@ class Setup:
     @property
     def parts(self) -> int:
         """In how many parts, one after the other, a step takes its rows; see `partition.parts`."""
-        return partition.parts(self.batch_size, self.accumulate, self.rows_at_once, partition.batch_shards(self.mesh))
+        return partition.parts(*self._division)
 
     @property
     def rows_of_part(self) -> int:
-        """The rows of a part, on all devices together: as many as are known to fit at a time."""
-        return self.batch_size // self.parts
+        """The rows of a part, on all devices together: as many as are known to fit at a time; of any batch."""
+        return partition.rows_of_part(*self._division)
+
+    @property
+    def _division(self) -> tuple[int, int, int | None, int]:
+        return self.batch_size, self.accumulate, self.rows_at_once, partition.batch_shards(self.mesh)
 
     @property
     def scalars(self) -> Scalars:
