@@ -430,7 +430,10 @@ OPTIONAL = frozenset({'start', 'rows_at_once', ROUNDING, QUANTIZATION})
 has few bits in training; what was made of the model after training."""
 
 TRACELESS = ('report', 'checkpoint', 'mesh')
-"""The keys that leave no trace in the numbers of a run."""
+"""The keys that leave no trace in the numbers of a run but for last bits.
+
+With `rows_at_once` the parts of a step follow from the mesh too, which every start records (`run.other_parts`): what a
+part draws or measures for itself, such as dropout and the room of experts, depends on them."""
 
 PARTS = {
     'task': Task,
