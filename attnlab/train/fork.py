@@ -15,7 +15,7 @@ from attnlab.config import build
 from attnlab.errors import UserError
 from attnlab.train.checkpoint import Checkpoints, copy
 from attnlab.train.metrics_file import METRICS
-from attnlab.train.run import differences, has_begun, newest_checkpoint, saved_config
+from attnlab.train.run import differences, has_begun, newest_checkpoint, other_parts, saved_config
 from attnlab.train.saved import steps_in
 from attnlab.train.schedule import in_steps
 from attnlab.train.setup import TRACELESS
@@ -27,8 +27,8 @@ READ_BY = ('batch_size', 'length', 'seed', 'task')
 BESIDE = frozenset({'steps', 'accumulate', 'rows_at_once', 'evals', *TRACELESS})
 """The keys of a config that do not affect a step's update: what surrounds it, and how its work is divided.
 
-They are more than `TRACELESS`: parts of a step add up to its update but for last bits, so that one may go on with
-others, while a comparison (`attnlab.compare.equality.CONDITIONS`) names all that two runs do not share."""
+They are more than `TRACELESS`: the parts of a step follow from them and the devices, and are compared as such
+(`Fork.in_parts`), while a comparison (`attnlab.compare.equality.CONDITIONS`) names all that two runs do not share."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,8 @@ class Fork:
       step: of the checkpoint.
       same_rates: whether the learning rates up to it are those of the new run.
       other_rows: each key by which the new run reads other rows, or in another order, and how it differs.
-      other_updates: each other key by which its steps differ in more than their learning rates, and how.
+      other_updates: each other key by which its steps differ in more than their learning rates, and how; of what a
+        config does not say, the parts that a step is taken in.
     """
 
     run: pathlib.Path
@@ -59,6 +60,11 @@ class Fork:
         if not differing:
             return start
         return f'{start}, {" and ".join(differing)}: the result differs from training this config from scratch'
+
+    def in_parts(self, parts: int) -> 'Fork':
+        """The fork of a run whose steps are taken in `parts` parts, named where those before were not."""
+        other = other_parts(self.run, parts)
+        return self if other is None else dataclasses.replace(self, other_updates=(*self.other_updates, other))
 
     def describe(self) -> dict[str, Any]:
         """The fork as plain data, for run.json."""

@@ -45,6 +45,7 @@ def launch(
     setup.check()
     setup.load_data()
     facts = run_facts(setup)
+    fork = None if fork is None else fork.in_parts(setup.parts)
     opening = [*setup.missing_layers, *(f'whole on every device: {line}' for line in setup.undivided())]
     opening.append(_headline(setup, facts, workdir, time.perf_counter() - started))
     outcome = train(
@@ -105,6 +106,7 @@ def train(
         if jax.process_index() == 0:
             if fork is not None:
                 fork.copy_into(workdir)
+            opening = [*opening, *_other_parts(setup, workdir)]
             facts = {**facts, **provenance}
             facts = facts if profile is None else {**facts, 'profile': str(profile)}
             run.record(workdir, {**facts, 'other_data': other_data})
@@ -137,6 +139,14 @@ def _with_provenance(setup: Setup, workdir: pathlib.Path, fork: Fork | None) -> 
         return setup, before
     start = setup.start.settled(before['start']['step'] if 'start' in before else None)
     return dataclasses.replace(setup, start=start, shared_with=setup), {'start': start.describe()}
+
+
+def _other_parts(setup: Setup, workdir: pathlib.Path) -> list[str]:
+    """A line where a run that goes on took its steps in another number of parts."""
+    other = run.other_parts(workdir, setup.parts)
+    if other is None or not 0 < run.newest_checkpoint(workdir) < setup.steps:
+        return []
+    return [f'{other}: dropout, hidden places, experts and norms over a batch are of a part, so other than before']
 
 
 def _check_trainable(config: ConfigDict, workdir: pathlib.Path, fork: Fork | None) -> None:

@@ -24,6 +24,9 @@ from attnlab.nn.parameter import GROUPS
 from attnlab.train.perpendicular import Perpendicular
 from attnlab.train.schedule import Cosine, Schedule
 
+LEAST = float(jnp.finfo(jnp.float32).tiny)
+"""The least number of float32 that devices do not take for 0."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Group:
@@ -118,6 +121,7 @@ class Optimizer(abc.ABC):
       ema: decay of a moving average of the parameters that is kept beside them, and evaluated beside them
         (`attnlab.train.average`); `None`: none is kept.
       below: of the class, the numbers of its own that are 0 or more, and what each is below.
+      divisors: of the class, the numbers of its own that it divides by where all else is 0.
     """
 
     peak_lr: float
@@ -130,6 +134,7 @@ class Optimizer(abc.ABC):
     ema: float | None = None
 
     below: ClassVar[Mapping[str, float]] = MappingProxyType({})
+    divisors: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         if not (0 < self.peak_lr < math.inf and 0 <= self.weight_decay < math.inf) or (
@@ -147,6 +152,13 @@ class Optimizer(abc.ABC):
             value = getattr(self, name)
             if not 0 <= value < most:
                 raise UserError(f'{name} of an optimizer is {value}; it must be a number from 0 to below {most:g}')
+        for name in self.divisors:
+            value = getattr(self, name)
+            if not LEAST <= value < math.inf:
+                raise UserError(
+                    f'{name} of an optimizer is {value}; it must be a number of at least {LEAST:.2g}: '
+                    'gradients of 0 are divided by it'
+                )
 
     @abc.abstractmethod
     def direction(self, params: nnx.State) -> optax.GradientTransformation:
@@ -173,7 +185,7 @@ class Optimizer(abc.ABC):
         peak_lr, weight_decay, shares = rates or self.rates
         multipliers = self.multipliers(params)
         limited = dict(zip(self.groups.limited, shares, strict=True))
-        factors = [limited.get(group, group.lr) for group in multipliers.values()]
+        factors = [limited.get(group, group.lr) if group.lr else None for group in multipliers.values()]
         decays = [group.weight_decay for group in multipliers.values()]
         descend = _descend(self.schedule(steps, peak_lr), weight_decay, factors, decays)
         chain = optax.chain(*clip, *projection, self.direction(params), descend)
@@ -218,7 +230,8 @@ class AdamW(Optimizer):
     b2: float = 0.95
     eps: float = 1e-8
 
-    below = MappingProxyType({'b1': 1.0, 'b2': 1.0, 'eps': math.inf})
+    below = MappingProxyType({'b1': 1.0, 'b2': 1.0})
+    divisors = ('eps',)
 
     def direction(self, params: nnx.State) -> optax.GradientTransformation:
         return optax.scale_by_adam(self.b1, self.b2, self.eps)
@@ -265,7 +278,8 @@ class Muon(Optimizer):
     b2: float = 0.95
     eps: float = 1e-8
 
-    below = MappingProxyType({'b1': 1.0, 'b2': 1.0, 'momentum': 1.0, 'eps': math.inf})
+    below = MappingProxyType({'b1': 1.0, 'b2': 1.0, 'momentum': 1.0})
+    divisors = ('eps',)
 
     def direction(self, params: nnx.State) -> optax.GradientTransformation:
         kinds = {path: _is_matrix(variable) for path, variable in named_parameters(params).items()}
@@ -313,7 +327,10 @@ def _like_adamw(orthogonal: jax.Array) -> jax.Array:
 def _descend(
     rate: optax.Schedule, weight_decay: Any, factors: list[Any], decays: list[float]
 ) -> optax.GradientTransformation:
-    """Converts directions into updates, in one pass over the leaves, so that XLA fuses each with its direction."""
+    """Converts directions into updates, in one pass over the leaves, so that XLA fuses each with its direction.
+
+    A factor of `None` freezes a parameter, whatever its direction: 0 times one that is not finite would be NaN.
+    """
 
     def init(params: optax.Params) -> optax.ScaleByScheduleState:
         return optax.ScaleByScheduleState(count=jnp.zeros([], jnp.int32))
@@ -322,7 +339,9 @@ def _descend(
         lr = rate(state.count)
         leaves, tree = jax.tree.flatten(directions)
         moved = [
-            _update(direction, param, lr * factor, weight_decay * decay if decay else None)
+            jnp.zeros_like(param)
+            if factor is None
+            else _update(direction, param, lr * factor, weight_decay * decay if decay else None)
             for direction, param, factor, decay in zip(leaves, jax.tree.leaves(params), factors, decays, strict=True)
         ]
         return jax.tree.unflatten(tree, moved), optax.ScaleByScheduleState(optax.safe_increment(state.count))

@@ -166,11 +166,9 @@ def parts(batch_size: int, accumulate: int, rows_at_once: int | None, shards: in
 
     Raises `UserError` where no such number divides a batch.
     """
-    most = accumulate if rows_at_once is None else batch_size // shards
-    for count in range(accumulate, most + 1):
-        rows, rest = divmod(batch_size, count * shards)
-        if rest == 0 and rows > 0 and (rows_at_once is None or rows <= rows_at_once):
-            return count
+    count = _dividing(batch_size, accumulate, rows_at_once, shards)
+    if count is not None:
+        return count
     more, limit = ('', '')
     if rows_at_once is not None:
         more, limit = ' or more', f', at most {rows_at_once} a device (config.rows_at_once)'
@@ -178,6 +176,29 @@ def parts(batch_size: int, accumulate: int, rows_at_once: int | None, shards: in
         f'config.batch_size, {batch_size}, does not divide into config.accumulate={accumulate}{more} parts '
         f'of a multiple of {shards} rows (the devices of the mesh axes data, fsdp and expert){limit}'
     )
+
+
+def rows_of_part(batch_size: int, accumulate: int, rows_at_once: int | None, shards: int) -> int:
+    """The rows of one of `parts`, on all devices together; the arguments are the same.
+
+    Where the devices at hand do not divide a batch, the most of no more than a part, and at least one a device: only
+    training needs equal parts.
+    """
+    count = _dividing(batch_size, accumulate, rows_at_once, shards)
+    if count is not None:
+        return batch_size // count
+    rows = batch_size // (accumulate * shards)
+    return shards * max(1, min(rows, rows_at_once or rows))
+
+
+def _dividing(batch_size: int, accumulate: int, rows_at_once: int | None, shards: int) -> int | None:
+    """The number of `parts`; `None` where there is none."""
+    most = accumulate if rows_at_once is None else batch_size // shards
+    for count in range(accumulate, most + 1):
+        rows, rest = divmod(batch_size, count * shards)
+        if rest == 0 and rows > 0 and (rows_at_once is None or rows <= rows_at_once):
+            return count
+    return None
 
 
 def feed(mesh: Mesh) -> tuple[int, int]:

@@ -86,6 +86,17 @@ def forked_at(workdir: pathlib.Path) -> int:
     return next(iter(starts(workdir)), {}).get('from', {}).get('step', 0)
 
 
+def other_parts(workdir: pathlib.Path, parts: int) -> str | None:
+    """Where starts of a run took steps in other numbers of parts than `parts`, which numbers; `None` where none did.
+
+    Starts that recorded none, which a later attnlab would, are not known to have.
+    """
+    before = {start['parts'] for start in starts(workdir) if type(start.get('parts')) is int}
+    if before <= {parts}:
+        return None
+    return f'parts of a step: {", ".join(map(str, sorted(before)))} before, {parts} now'
+
+
 def makings(start: Mapping[str, Any]) -> list[list[Any]]:
     """How the run of a start was made from others: names of `MADE` with their records, newest last; empty if trained.
 

@@ -24,6 +24,7 @@ from attnlab.models.stack import missing_layers
 from attnlab.signature import check_type
 from attnlab.tasks.task import Batch, Task
 from attnlab.train import partition
+from attnlab.train.average import SUFFIX
 from attnlab.train.moving import check_followed
 from attnlab.train.optimizer import Optimizer, Rates, trained
 from attnlab.train.report import Reporting
@@ -269,12 +270,16 @@ class Setup:
     @property
     def parts(self) -> int:
         """In how many parts, one after the other, a step takes its rows; see `partition.parts`."""
-        return partition.parts(self.batch_size, self.accumulate, self.rows_at_once, partition.batch_shards(self.mesh))
+        return partition.parts(*self._division)
 
     @property
     def rows_of_part(self) -> int:
-        """The rows of a part, on all devices together: as many as are known to fit at a time."""
-        return self.batch_size // self.parts
+        """The rows of a part, on all devices together: as many as are known to fit at a time; of any batch."""
+        return partition.rows_of_part(*self._division)
+
+    @property
+    def _division(self) -> tuple[int, int, int | None, int]:
+        return self.batch_size, self.accumulate, self.rows_at_once, partition.batch_shards(self.mesh)
 
     @property
     def scalars(self) -> Scalars:
@@ -377,8 +382,10 @@ class Setup:
         """Raises `UserError` for a config that cannot be trained as it is given.
 
         A batch that does not divide into its accumulation parts or over the mesh, or that is divided into parts before
-        a head that looks at all of it; a part that follows the batches of training, where nothing tells it of them.
+        a head that looks at all of it; a part that follows the batches of training, where nothing tells it of them;
+        evaluators whose numbers have one name.
         """
+        _check_names(self.evals)
         check_followed(self.model)
         partition.check_time(self.mesh, self.length, self.model)
         for head in heads(self.model) if self.parts > 1 else ():
@@ -389,6 +396,25 @@ class Setup:
                     'give accumulate=1 and no rows_at_once, and a smaller batch_size if memory is short'
                 )
 
+
+def _check_names(evals: Sequence[Evaluator]) -> None:
+    """Raises `UserError` where an evaluator, or the average evaluated by it, has the name of another's numbers.
+
+    Not asked of a run that has been trained, whose parameters can be evaluated all the same.
+    """
+    taken = {TRAIN: 'training itself'}
+    for index, evaluator in enumerate(evals):
+        for name in (evaluator.name, f'{evaluator.name}{SUFFIX}'):
+            if name in taken:
+                raise UserError(
+                    f'config.evals[{index}].name is {evaluator.name!r}: its numbers, or those of an average, would be '
+                    f'called {name}/... as those of {taken[name]}; give it a name of its own'
+                )
+            taken[name] = f'config.evals[{index}]'
+
+
+TRAIN = 'train'
+"""What the numbers of training are called by, as those of an evaluator by its name."""
 
 ROUNDING = 'rounding'
 """The key of what changes the model of a run that is trained with few bits (`attnlab.quantize.training`)."""
@@ -404,7 +430,10 @@ OPTIONAL = frozenset({'start', 'rows_at_once', ROUNDING, QUANTIZATION})
 has few bits in training; what was made of the model after training."""
 
 TRACELESS = ('report', 'checkpoint', 'mesh')
-"""The keys that leave no trace in the numbers of a run."""
+"""The keys that leave no trace in the numbers of a run but for last bits.
+
+With `rows_at_once` the parts of a step follow from the mesh too, which every start records (`run.other_parts`): what a
+part draws or measures for itself, such as dropout and the room of experts, depends on them."""
 
 PARTS = {
     'task': Task,

@@ -2,6 +2,7 @@ import dataclasses
 import math
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -165,3 +166,23 @@ def test_evaluations_take_no_more_rows_at_once_than_training(size, devices, monk
     free = dataclasses.replace(setup, rows_at_once=None)
     assert totals._rows(free, setup.length) == setup.batch_size
     assert totals._rows(dataclasses.replace(free, accumulate=2), setup.length) == setup.batch_size // 2
+
+
+def test_a_batch_that_the_devices_at_hand_do_not_divide_is_evaluated_on_them():
+    """Only training needs rows that divide: a run of three rows a step on one device opens on two."""
+    config = get_config('zoo=mingru')
+    with config.unlocked():
+        config.update(length=16, batch_size=3)
+        config.model.dim, config.model.stack.depth = 8, 1
+    one, two = (prepare(config, jax.devices()[:count]) for count in (1, 2))
+    variables = jax.device_get(one.initialize().variables)
+    found = []
+    for setup in (one, two):
+        setup.load_data()
+        here = jax.device_put(variables, jax.tree.map(lambda leaf: leaf.sharding, setup.abstract.variables))
+        found.append(HeldOut(AtEnd(), tokens=112).evaluate(setup, here).numbers)
+    assert found[0].keys() == found[1].keys() and found[0]['sampled_tokens'] > 0
+    for name, value in found[0].items():
+        np.testing.assert_allclose(found[1][name], value, rtol=1e-5, err_msg=name)
+    with pytest.raises(UserError, match='does not divide'):
+        two.check()

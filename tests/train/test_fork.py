@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 
+import jax
 import numpy as np
 import pytest
 from ml_collections.config_flags import config_path
@@ -16,10 +17,12 @@ from attnlab.cli import main
 from attnlab.config import spec
 from attnlab.data.text.tokenizers import TrainedBytePairs
 from attnlab.errors import UserError
+from attnlab.tables import standard_output
 from attnlab.train import launch, loop
 from attnlab.train.fork import Fork, forked_config
 from attnlab.train.fork import fork as fork_of
 from attnlab.train.optimizer import Override
+from attnlab.train.partition import Axes
 from attnlab.train.run import forked_at
 from attnlab.train.schedule import Constant, Cosine, WarmupStableDecay
 from configs import language
@@ -247,6 +250,37 @@ def test_a_copy_that_was_not_recorded_is_not_recorded_as_of_another_step(corpus,
     assert f'{fork} has checkpoint 4, and no run.json that says where it is from: go on' in capsys.readouterr().err
     assert main([*again, '--from_step=4']) == 0
     assert starts(fork)[0]['from']['step'] == 4
+
+
+def test_a_fork_and_a_run_that_go_on_in_other_parts_say_so(corpus, tmp_path, capsys, monkeypatch):
+    """Dropout is drawn by part, so that steps in others are not those of one run."""
+    run, fork = tmp_path / 'run', tmp_path / 'fork'
+    config = language.get_config(f'zoo=mingru,data={corpus}')
+    with config.unlocked():
+        config.update(length=16, batch_size=2, steps=8, evals=(), rows_at_once=1)
+        config.report.tensorboard = False
+        config.model.dim, config.model.stack.depth, config.model.stack.blocks[0].dropout = 16, 1, 0.3
+    assert jax.device_count() == 2
+
+    def trained():
+        status = launch.launch(config, run, console=standard_output())
+        return status, ' '.join(capsys.readouterr().out.split())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, '_should_stop', lambda stop, number, steps: number == 4)
+        status, said = trained()
+    assert status == launch.STOPPED and 'parts of a step' not in said
+    with monkeypatch.context() as patch:
+        make = Axes.make
+        patch.setattr(Axes, 'make', lambda axes, devices=None: make(axes, devices or jax.devices()[:1]))
+        status, said = trained()
+        assert status == 0 and 'parts of a step: 1 before, 2 now: dropout, hidden places, experts' in said
+        assert 'parts of a step' not in trained()[1], 'it takes no more'
+    assert [start['parts'] for start in starts(run)] == [1, 2, 2]
+    assert main(['train', f'--from={run}', f'--workdir={fork}', '--config.steps=10']) == 0
+    said = ' '.join(capsys.readouterr().out.split())
+    assert 'whose steps up to there were not those of this run (parts of a step: 1, 2 before, 1 now): the' in said
+    assert starts(fork)[0]['from']['other_updates'] == ['parts of a step: 1, 2 before, 1 now']
 
 
 def starts(workdir):

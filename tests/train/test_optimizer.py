@@ -160,6 +160,22 @@ def test_gradients_of_frozen_parameters_are_zero_before_the_clip(params: nnx.Sta
     assert structures[0] == structures[1]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wild(AdamW):
+    """No direction is finite."""
+
+    def direction(self, params: nnx.State) -> optax.GradientTransformation:
+        return optax.stateless(lambda updates, _: jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), updates))
+
+
+@pytest.mark.parametrize('most', [None, 1e-3])
+def test_a_frozen_parameter_stays_whatever_its_direction(params: nnx.State, most: float | None):
+    groups = Groups(vector=Group(lr=0.0, most=most))
+    embed, bias, *_ = run(Wild(peak_lr=RATE, schedule=FLAT, clip=None, groups=groups), params)
+    np.testing.assert_array_equal(bias, wide(params)[1].astype(np.float32))
+    assert np.isnan(embed).all()
+
+
 def test_the_schedule_is_followed(params: nnx.State):
     optimizer = AdamW(peak_lr=RATE, schedule=Constant(warmup=4.0), weight_decay=0.0, clip=None)
     np.testing.assert_allclose(
@@ -262,6 +278,12 @@ def test_numbers_that_make_no_sense_are_refused(wrong: dict[str, float]):
     for momentum in (1.0, -0.1):
         with pytest.raises(UserError, match=f'momentum of an optimizer is {momentum}; it must be a number from 0 to'):
             Muon(peak_lr=1.0, momentum=momentum)
+    for kind in (AdamW, Muon):
+        for eps in (0.0, 1e-50, -1.0, np.inf, np.nan):
+            with pytest.raises(
+                UserError, match=rf'eps of an optimizer is {eps}; it must be a number of at least 1\.2e-38'
+            ):
+                kind(peak_lr=1.0, eps=eps)
 
 
 @pytest.mark.parametrize('rescale', [False, True])

@@ -43,3 +43,12 @@ def test_a_batch_that_does_not_divide_into_parts_says_so():
     for numbers, message in wrong.items():
         with pytest.raises(UserError, match=f'config.batch_size, {numbers[0]}, does not divide into config.{message}'):
             partition.parts(*numbers)
+
+
+def test_rows_of_a_part_are_told_of_a_batch_that_does_not_divide_too():
+    assert partition.rows_of_part(256, 3, 16, 8) == 256 // partition.parts(256, 3, 16, 8) == 64
+    # No more on a device than a part would have there, and at least a row each.
+    assert partition.rows_of_part(3, 1, None, 2) == 2
+    assert partition.rows_of_part(100, 2, None, 8) == 48
+    assert partition.rows_of_part(100, 2, 4, 8) == 32
+    assert partition.rows_of_part(16, 8, None, 4) == 4

@@ -13,6 +13,8 @@ from flax import nnx
 
 from attnlab.config import spec
 from attnlab.errors import UserError
+from attnlab.evals.by_slice import BySlice
+from attnlab.evals.cadence import AtEnd
 from attnlab.functional import cores
 from attnlab.metrics import Average
 from attnlab.models.sampling import generate
@@ -207,6 +209,32 @@ def test_a_batch_is_not_taken_in_parts_before_a_head_that_looks_at_all_of_it(hea
     names = r'taken in \d parts: config.accumulate is \d and config.rows_at_once is \w+; give accumulate=1'
     with pytest.raises(UserError, match=names):
         prepare(config).check()
+
+
+@pytest.mark.parametrize(
+    ('names', 'said'),
+    [
+        (
+            ('test', 'test'),
+            r"config\.evals\[1\]\.name is 'test': .* called test/\.\.\. as those of config\.evals\[0\];",
+        ),
+        (
+            ('valid', 'valid_ema'),
+            r"config\.evals\[1\]\.name is 'valid_ema': .* called valid_ema/\.\.\. as those of config",
+        ),
+        (('valid_ema', 'valid'), r"config\.evals\[1\]\.name is 'valid': .* called valid_ema/\.\.\. as those of config"),
+        (('train',), r"config\.evals\[0\]\.name is 'train': .* as those of training itself; give it a name of its own"),
+    ],
+)
+def test_evaluators_whose_numbers_would_have_one_name_are_refused(names: tuple[str, ...], said: str):
+    config = recall.get_config('task=mqar,zoo=mingru')
+    with config.unlocked():
+        config.evals = tuple(spec(BySlice, cadence=spec(AtEnd), name=name) for name in ('valid', 'test'))
+        prepare(config).check()
+        config.evals = tuple(spec(BySlice, cadence=spec(AtEnd), name=name) for name in names)
+    setup = prepare(config)
+    with pytest.raises(UserError, match=said):
+        setup.check()
 
 
 @pytest.mark.parametrize(('head', 'there'), [('softmax_z_loss', True), ('sampled_softmax', False)])
