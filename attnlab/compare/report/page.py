@@ -316,7 +316,8 @@ FLOPs and tokens are those of the steps that trials took, pruned and failed ones
 failed; a failed one counts as the worst that did not fail, a pruned one as its value when it was pruned. Best: the
 best single trial; being selected for its value, it is optimistic. Expected best: of a quarter of the trials (Dodge et
 al. 2019). Top quarter: the median of the best quarter. Area: the mean over the logarithm of the learning rate, by
-trapezoids, of values at the last step that every trial of all studies reached. Brackets of these are over trials: the
+trapezoids, of values at the last step that every trial of all studies reached; none where a trial had reported nothing
+up to there. Brackets of these are over trials: the
 deviation of 1000 bootstrap resamples times Student's t, which covered 88 to 96 % in simulations of 8 and 16 trials,
 and the noise of the examples or documents evaluated on where it was recorded of every trial.
 Confirmed: the mean of the winner's settings with fresh seeds, with a 95 % interval by Student's t over seeds, and the
