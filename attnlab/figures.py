@@ -238,6 +238,15 @@ def _write(figure: Any, axes: Any, path: pathlib.Path) -> None:
 
 
 def save(figure: Any, path: pathlib.Path) -> None:
-    """Writes a figure in the format that its name ends in."""
+    """Writes a figure in the format that its name ends in.
+
+    Texts are shown as they are, for a name may have a dollar sign; powers of ten along an axis are formulas.
+    """
+    from matplotlib.axis import Tick
+    from matplotlib.text import Text
+
+    powers = {label for tick in figure.findobj(Tick) for label in (tick.label1, tick.label2)}
+    for text in set(figure.findobj(Text)) - powers:
+        text.set_parse_math(False)
     with replacing(path) as temporary:
         figure.savefig(temporary, format=path.suffix[1:], dpi=120)

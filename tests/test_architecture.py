@@ -180,6 +180,18 @@ def writes(tree: ast.AST) -> list[int]:
     ]
 
 
+def programs_of_parts(tree: ast.AST) -> list[int]:
+    """The lines of dataclasses and of classes with a base, which a config may name, that run or end programs."""
+    parts = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        and (node.bases or any('dataclass' in ast.unparse(each) for each in node.decorator_list))
+    ]
+    used = [node for part in parts for node in ast.walk(part) if isinstance(node, ast.Attribute)]
+    return [node.lineno for node in used if ast.unparse(node).startswith(('subprocess.', 'os.system', 'os.kill'))]
+
+
 FRONT = ('attnlab.functional.cores', 'attnlab.functional.ring', 'attnlab.functional.sequence')
 """What reaches the cores of pallas_kernels; all else goes through the first, which knows of meshes."""
 
@@ -224,6 +236,7 @@ def broken_habits(name: str, tree: ast.Module) -> Iterator[str]:
         'cores are called through attnlab.functional.cores': core_calls(tree)
         if name.startswith('attnlab.') and name not in FRONT
         else [],
+        'what a config may name runs no program': programs_of_parts(tree),
         'nothing happens on import': [] if name.endswith('.__main__') else calls_on_import(tree),
     }
     yield from (f'{name}, line {line}: {reason}' for reason, lines in findings.items() for line in lines)
@@ -323,6 +336,8 @@ BROKEN = (
     (writes, 'import os\nos.replace(a, b)'),
     (core_calls, 'import pallas_kernels\ny = pallas_kernels.attention(q, k, v)'),
     (core_calls, 'from pallas_kernels import delta_rule'),
+    (programs_of_parts, '@dataclass\nclass Job:\n    def __call__(self):\n        subprocess.Popen(self.argv)'),
+    (programs_of_parts, 'class Part(nnx.Module):\n    def __init__(self):\n        os.kill(1, 9)'),
     (calls_on_import, "jax.config.update('jax_enable_x64', True)"),
 )
 KEPT = (
@@ -330,6 +345,7 @@ KEPT = (
     (environment_reads, 'import os\nos.replace(a, b)'),
     (writes, "name.replace('a', 'b')"),
     (core_calls, 'from pallas_kernels import Softmax\ny = cores.attention(q, k, v)'),
+    (programs_of_parts, 'class Job:\n    def __call__(self):\n        subprocess.Popen(self.argv)'),
     (calls_on_import, '"""Text."""\nf.defvjp(forward, backward)\nx = g()'),
 )
 

@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 from attnlab import figures
-from attnlab.figures import cost_curves, layer_curves, loss_curve, spectrum_curves
+from attnlab.figures import (
+    canvas,
+    cost_curves,
+    forecast_panels,
+    layer_curves,
+    loss_curve,
+    position_curves,
+    save,
+    spectrum_curves,
+)
 
 
 @pytest.fixture
@@ -97,3 +106,26 @@ def test_what_has_no_power_is_not_named_and_leaves_others_their_colours(axes, tm
 def test_a_constant_has_a_figure_of_its_spectrum(tmp_path):
     spectrum_curves(np.arange(1, 4), {'truth': np.zeros(3)}, tmp_path / 'spectra.png', truth='truth')
     assert (tmp_path / 'spectra.png').stat().st_size > 1000
+
+
+@pytest.mark.parametrize('name', ['bid $^$ ask', r'a$\b$'])
+def test_names_have_dollar_signs(name, tmp_path):
+    two, three = np.zeros(2), np.zeros(3)
+    panels = [(f'window 1, {name}', two, {'truth': three, name: three}, (three, three))]
+    forecast_panels(panels, tmp_path / 'forecasts.svg', truth='truth', interval=name)
+    cost_curves({name: {name: 1.0}}, {name: 1.0}, tmp_path / 'costs.svg')
+    spectrum_curves(np.arange(1, 4), {name: np.ones(3)}, tmp_path / 'spectra.svg', truth='truth')
+    position_curves({name: np.ones(8)}, tmp_path / 'positions.svg', trained=4, mark=name, x=name, y=name)
+    loss_curve(of(f'{name}/loss', (1.0, 2.0)), tmp_path / 'loss.svg')
+    for path in tmp_path.glob('*.svg'):
+        assert f'<!-- {name}' in path.read_text() or f', {name} -->' in path.read_text()
+
+
+def test_ticks_of_a_logarithm_are_powers(tmp_path):
+    figure = canvas(3.0, 2.0)
+    axes = figure.add_subplot(title='cost in $')
+    axes.plot([1.0, 100.0])
+    axes.set_yscale('log')
+    save(figure, tmp_path / 'powers.png')
+    assert not axes.title.get_parse_math()
+    assert all(label.get_parse_math() and '10^' in label.get_text() for label in axes.get_yticklabels())

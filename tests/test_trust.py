@@ -44,6 +44,7 @@ def own_process(monkeypatch):
         ('attnlab.__main__.main', r'cannot be imported: attnlab.__main__ is a program'),
         ('attnlab.train.run.pathlib', r'which no config may call'),
         ('attnlab.train.launch.Console', r'which no config may call'),
+        ('attnlab.sweep.launch.Job', r'which no config may call'),
         ('system', r'--allow=system'),
     ],
 )

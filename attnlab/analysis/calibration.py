@@ -6,21 +6,21 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.optimize import minimize_scalar
-from scipy.special import logsumexp, softmax
+from scipy.special import logsumexp, softmax, stdtrit
 
 from attnlab.errors import UserError
-from attnlab.evals.measured import NORMAL, RESAMPLES
+from attnlab.evals.measured import RESAMPLES, SHARE
 
 BINS = 15
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A number with the ends of its interval of 95 %."""
+    """A number with the ends of its interval of 95 %; `None` where there is none."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 def calibration_error(confidence: Float[np.ndarray, 'b'], right: Bool[np.ndarray, 'b']) -> float:
@@ -39,24 +39,55 @@ def calibration_interval(
     right: Bool[np.ndarray, 'b'],
     groups: Int[np.ndarray, 'b'] | None = None,
 ) -> Estimate:
-    """The same, with its interval, at least 0; of examples that are not independent within groups, over groups."""
+    """The same, with its interval; of examples that are not independent within groups, over groups.
+
+        from e - max(b, 0) - w to e + w, in [0, 1]
+
+    with `w` the half width of `bootstrapped` and `b` the mean of resamples less `e`, about 0.4 of the bias that makes
+    `e` too large. In simulations of 100 to 6,400 examples it covers errors of 0.05 and 0.1 in 90 to 97 %, of 0.02 in
+    78 to 97 % and of 0, where all of `e` is bias, in 55 to 64 %; `e +- w` in 70 to 96, 24 to 92 and 4 to 7 %, and
+    `e - b +- w` in 87 to 95, 78 to 91 and 55 to 64 %.
+    """
     members = [np.flatnonzero(groups == each) for each in np.unique(groups)] if groups is not None else None
 
     def error(chosen: Int[np.ndarray, 'c']) -> float:
         places = chosen if members is None else np.concatenate([members[each] for each in chosen])
         return calibration_error(confidence[places], right[places])
 
-    found = bootstrapped(error, len(right) if members is None else len(members))
-    return dataclasses.replace(found, low=max(found.low, 0.0))
+    found, bias = _resampled(error, len(right) if members is None else len(members))
+    if found.low is None:
+        return found
+    return _within(dataclasses.replace(found, low=found.low - max(bias, 0.0)), SHARE)
 
 
-def bootstrapped(statistic: Callable[[Int[np.ndarray, 'b']], float], count: int) -> Estimate:
-    """A statistic of examples by their places, plus or minus 1.96 deviations over bootstrap resamples of these."""
+def bootstrapped(
+    statistic: Callable[[Int[np.ndarray, 'b']], float], count: int, bounds: tuple[float, float] = (-np.inf, np.inf)
+) -> Estimate:
+    """A statistic of `n` examples by their places, with an interval within the `bounds` that it has; none for one.
+
+        value +- t_{n-1} s_b sqrt(n / (n - 1))
+
+    where `s_b` is its deviation over bootstrap resamples, as in `attnlab.evals.measured.of_documents`.
+    """
+    return _within(_resampled(statistic, count)[0], bounds)
+
+
+def _resampled(statistic: Callable[[Int[np.ndarray, 'b']], float], count: int) -> tuple[Estimate, float]:
+    """The same without bounds, and by how much the statistic is larger of resamples."""
     rng = np.random.default_rng(0)
     value = statistic(np.arange(count))
-    draws = [rng.integers(0, count, count) for _ in range(RESAMPLES)]
-    width = NORMAL * float(np.std([statistic(each) for each in draws]))
-    return Estimate(value, value - width, value + width)
+    if count == 1:
+        return Estimate(value, None, None), 0.0
+    found = [statistic(rng.integers(0, count, count)) for _ in range(RESAMPLES)]
+    width = float(stdtrit(count - 1, 0.975) * np.std(found) * np.sqrt(count / (count - 1)))
+    return Estimate(value, value - width, value + width), float(np.mean(found)) - value
+
+
+def _within(one: Estimate, bounds: tuple[float, float]) -> Estimate:
+    """The same with an interval that ends at the bounds."""
+    if one.low is None or one.high is None:
+        return one
+    return dataclasses.replace(one, low=max(one.low, bounds[0]), high=min(one.high, bounds[1]))
 
 
 def fitted_temperature(logits: Float[np.ndarray, 'b o'], labels: Int[np.ndarray, 'b']) -> float:

@@ -16,6 +16,7 @@ from attnlab.analysis import calibration, scores
 from attnlab.analysis.calibration import Estimate
 from attnlab.analysis.outputs import Outputs
 from attnlab.errors import UserError
+from attnlab.evals.measured import SHARE
 
 SETTINGS = 1000
 """Settings that are tried at most; fewer make what is chosen more cautious, and the promise holds."""
@@ -135,7 +136,7 @@ def check_decay(decay: float) -> None:
 
 
 def _mean(lost: Float[np.ndarray, 'r']) -> Estimate:
-    return calibration.bootstrapped(lambda each: float(np.mean(lost[each])), len(lost))
+    return calibration.bootstrapped(lambda each: float(np.mean(lost[each])), len(lost), SHARE)
 
 
 def _weights(rows: int, decay: float) -> Float[np.ndarray, 'r']:

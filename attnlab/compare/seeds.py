@@ -27,8 +27,11 @@ MEASURED = ('thresholds', 'scale', 'zero')
 """Keys of the few bits of a config that are measured on rows of training: of `Quantization`, `Fixed`, `FixedFloating`.
 What was asked for, by which they were found, stands in the record of how the run was made."""
 
-SEED = re.compile(r'[-_/. ]*(seed|s)?[-_=]?\d*$')
-"""How the part that names of a group share may end before what differs: `mha-seed1` and `mha-seed2` are `mha`."""
+SEED = re.compile(r'((^|[-_/. ]+)(seed|s)?[-_=]?|seed[-_=]?)?\d*$')
+"""How the part that names of a group share may end before what differs: `mha-seed1` and `mha-seed2` are `mha`.
+
+An `s` is a mark where something parts it from what is before, since recipes end in one: `window_sinks-0` is not of
+`window_sink`."""
 
 
 def seed_groups(records: Sequence[Record]) -> list[list[int]]:

@@ -67,6 +67,17 @@ class Record:
         """Bytes that decoding one sequence keeps, by its length: that of training, and eight times that."""
         return {int(length): size for length, size in self.facts['state_bytes_per_sequence'].items()}
 
+    def state_bytes_at(self, length: int) -> int:
+        """Those at one length. Raises `UserError` for a length of which they were not recorded."""
+        known = self.state_bytes
+        if length not in known:
+            lengths = ', '.join(map(str, known)) or 'none'
+            raise UserError(
+                f'{self.folder / "run.json"} has no state_bytes_per_sequence at length {length}, only at {lengths}; '
+                'put back a copy of it'
+            )
+        return known[length]
+
     @property
     def flops_per_token(self) -> float:
         """Floating-point operations of a training step per token."""
@@ -78,7 +89,10 @@ class Record:
         return self.config.steps * self.config.batch_size * self.config.length
 
     def measured(self, metric: str) -> Measured:
-        """The newest value of a metric, with its interval over what was evaluated where the run wrote one down."""
+        """The newest value of a metric, with its interval over what was evaluated where the run wrote one down.
+
+        Raises `UserError` for an interval that is none of this value, which the file of metrics was given by hand.
+        """
         value, low, high = (self.last.get(name) for name in (metric, *interval_ends(metric)))
         if value is None:
             raise KeyError(metric)
@@ -87,8 +101,14 @@ class Record:
         folder = f'{metric.rpartition("/")[0]}/'
         counts = {name: self.last.get(f'{folder}{name}') for name in ('examples', 'documents', 'sampled_documents')}
         name, count = next((item for item in counts.items() if item[1] is not None), ('documents', 0.0))
+        count = count or 0.0
+        if not -math.inf < low <= value <= high < math.inf or not 0 <= count < math.inf:
+            raise UserError(
+                f'{self.folder / METRICS} is damaged: {metric} is {value:g}, with an interval from {low:g} to {high:g} '
+                f'over {count:g} {name}; put back a copy of it'
+            )
         kind: Kind = 'examples' if name == 'examples' else 'documents'
-        return Measured(value, low, high, int(count or 0), kind, (high - low) / (2 * NORMAL))
+        return Measured(value, low, high, int(count), kind, (high - low) / (2 * NORMAL))
 
     def curve(self, metric: str) -> list[tuple[int, float]]:
         """A metric over steps, as far as it is finite."""

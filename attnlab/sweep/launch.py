@@ -237,12 +237,15 @@ def _heading(parts: Parts, study: Study) -> str:
     return '' if study is parts.studies()[0] else 'confirmation: '
 
 
-@dataclasses.dataclass
 class Job:
-    """A worker as submitit runs it: a process of its own, which saves before the cluster takes the machine away."""
+    """A worker as submitit runs it: a process of its own, which saves before the cluster takes the machine away.
 
-    argv: tuple[str, ...]
-    process: Any = None
+    No dataclass, for a config may name those, and this one runs a program.
+    """
+
+    def __init__(self, argv: Sequence[str]):
+        self.argv = tuple(argv)
+        self.process: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> int:
         """Runs trials until none is left."""
@@ -271,7 +274,7 @@ def submit(
     Raises `UserError` for what submitit refuses.
     """
     submitit = optional('submitit', '--launcher=submitit')
-    job = Job((*command([*arguments, '--tied'], Place()),))
+    job = Job(command([*arguments, '--tied'], Place()))
     try:
         executor = submitit.AutoExecutor(folder=folder / 'jobs', cluster=cluster)
         executor.update_parameters(**{'name': f'attnlab-{folder.name}', **options})

@@ -4,9 +4,10 @@ import contextlib
 import importlib.metadata
 import pathlib
 import platform
+import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -30,8 +31,37 @@ PACKAGES = ('attnlab', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'gr
 CODE = ('--', ':/', ':(top,exclude)*.md')
 """All of a checkout but its Markdown pages, as arguments of git."""
 
-FACTS = frozenset({'data', 'implementations', 'parameters', 'flops_per_token', 'state_bytes_per_sequence'})
-"""Keys that every start records besides its environment."""
+LARGEST = 2**63
+"""Counts of bytes and numbers are below it; the texts of longer ones could be of any length."""
+
+
+def _counted(found: Any, least: int = 1) -> bool:
+    return type(found) is int and least <= found < LARGEST
+
+
+def _by_length(found: Any) -> bool:
+    return isinstance(found, dict) and all(
+        re.fullmatch('[0-9]{1,18}', length) and _counted(size, 0) for length, size in found.items()
+    )
+
+
+FACTS: dict[str, Callable[[Any], bool]] = {
+    'data': lambda found: isinstance(found, dict),
+    'implementations': lambda found: isinstance(found, list),
+    'parameters': _counted,
+    'flops_per_token': lambda found: type(found) in (int, float) and 0 <= found <= sys.float_info.max,
+    'state_bytes_per_sequence': _by_length,
+}
+"""Keys that every start records besides its environment, and what their values are."""
+
+DEVICES: dict[str, Callable[[Any], bool]] = {
+    'device_kind': lambda found: isinstance(found, str),
+    'device_count': _counted,
+}
+"""Those of its environment that runs are compared by."""
+
+LATER: dict[str, Callable[[Any], bool]] = {'weight_bytes': _counted}
+"""Those that only some starts record."""
 
 MADE = ('edited', 'merged', 'quantized')
 """Keys of a start whose run was made from other runs; a start has one of them, or none."""
@@ -76,8 +106,12 @@ def starts(workdir: pathlib.Path) -> list[dict[str, Any]]:
             raise UserError(f'{path} is damaged: {name} of a start is {wrong[0]!r:.40}; {remedy}')
     if any(type(record.get('from', {}).get('step', 0)) is not int for record in records):
         raise UserError(f'{path} is damaged: the step that a start is from is no whole number; {remedy}')
-    if lacking := sorted(FACTS - records[-1].keys()):
+    asked = FACTS | DEVICES
+    if lacking := sorted(asked.keys() - records[-1].keys()):
         raise UserError(f'{path} is damaged: its last start lacks {", ".join(lacking)}; {remedy}')
+    for name, right in (asked | LATER).items():
+        if name in records[-1] and not right(records[-1][name]):
+            raise UserError(f'{path} is damaged: {name} of its last start is {records[-1][name]!r:.40}; {remedy}')
     return records
 
 

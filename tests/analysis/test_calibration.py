@@ -6,6 +6,8 @@ from scipy.special import softmax
 
 from attnlab.analysis import calibration
 from attnlab.analysis.calibration import (
+    Estimate,
+    bootstrapped,
     calibration_error,
     calibration_interval,
     conformal_sets,
@@ -142,3 +144,30 @@ def test_examples_of_groups_are_drawn_together():
     alone, together = (calibration_interval(confidence, right, groups=each) for each in (None, groups))
     assert alone.value == together.value
     assert together.high - together.value > 4 * (alone.high - alone.value)
+
+
+@pytest.mark.parametrize(
+    ('rows', 'least'), [(2, 0.85), (4, 0.82), (8, 0.82), pytest.param(16, 0.85, marks=pytest.mark.slow)]
+)
+def test_intervals_of_few_rows_cover_the_mean(rows, least):
+    """Losses in [0, 1], most of them small, as wrong answers of rows are."""
+    drawn = np.random.default_rng(0).beta(1, 6, size=(60, rows))
+    found = [bootstrapped(lambda each, row=row: float(np.mean(row[each])), rows, (0.0, 1.0)) for row in drawn]
+    assert np.mean([one.low <= 1 / 7 <= one.high for one in found]) >= least
+    assert all(0 <= one.low <= one.value <= one.high <= 1 for one in found)
+
+
+def test_one_row_has_no_interval():
+    assert bootstrapped(lambda each: 0.5, 1) == Estimate(0.5, None, None)
+    alone = calibration_interval(np.full(4, 0.75), np.array([True, True, True, False]), groups=np.zeros(4, int))
+    assert alone == Estimate(0.0, None, None)
+
+
+def test_intervals_of_calibration_reach_down_by_the_bias_of_few_examples():
+    """Of 100 examples an error of 0.05 is estimated twice as large."""
+    rng, held = np.random.default_rng(0), []
+    for _ in range(30):
+        confidence = rng.uniform(0.5, 1, 100)
+        found = calibration_interval(confidence, rng.random(100) < confidence - 0.05)
+        held.append(found.low <= 0.05 <= found.high)
+    assert np.mean(held) > 0.8

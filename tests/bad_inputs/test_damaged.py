@@ -67,6 +67,61 @@ def test_what_has_no_end_is_not_read(place, capsys, command, file, make):
     assert said in error and 'Traceback' not in error, error
 
 
+@pytest.mark.parametrize(
+    ('name', 'value'),
+    [
+        *(('parameters', value) for value in ('12', 0, True, 10**400)),
+        *(('flops_per_token', value) for value in ('9' * 9, [0], -1.0, float('nan'), float('inf'), 10**400)),
+        *(('state_bytes_per_sequence', value) for value in ([1], {'7': '1'}, {'-7': 1}, {'٧': 1}, {'9' * 5000: 1})),
+        ('implementations', {}),
+        ('device_kind', 5),
+        ('device_count', {'a': 1}),
+        ('weight_bytes', '4'),
+    ],
+)
+def test_a_start_with_values_of_other_kinds(place, capsys, name, value):
+    path = place['run'] / 'run.json'
+    found = json.loads(path.read_text())
+    found['starts'][-1][name] = value
+    path.write_text(json.dumps(found))
+    assert main(['compare', str(place['run']), f'--out={place["tmp"]}/out']) == 2
+    error = capsys.readouterr().err
+    assert f'run.json is damaged: {name} of its last start is' in error and 'Traceback' not in error, error
+
+
+def test_a_start_that_lacks_its_devices_or_the_state_at_a_length(place, capsys):
+    path = place['run'] / 'run.json'
+    found = json.loads(path.read_text())
+    kept = found['starts'][-1].pop('device_kind')
+    path.write_text(json.dumps(found))
+    command = ['compare', str(place['run']), f'--out={place["tmp"]}/out']
+    assert main(command) == 2
+    assert 'run.json is damaged: its last start lacks device_kind' in capsys.readouterr().err
+    found['starts'][-1] |= {'device_kind': kept, 'state_bytes_per_sequence': {'7': 1}}
+    path.write_text(json.dumps(found))
+    assert main(command) == 2
+    assert 'run.json has no state_bytes_per_sequence at length' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {'valid/bits_per_byte_low': 9.0, 'valid/bits_per_byte_high': 8.0},
+        {'valid/bits_per_byte_low': '-inf', 'valid/bits_per_byte_high': 'inf'},
+        {'valid/bits_per_byte_low': 'nan', 'valid/bits_per_byte_high': 'nan'},
+        {'valid/documents': 'inf'},
+    ],
+)
+def test_an_interval_that_is_none(place, capsys, changes):
+    path = place['run'] / 'metrics.jsonl'
+    given = {'step': 4, 'valid/bits_per_byte': 2.0, 'valid/bits_per_byte_low': 1.0, 'valid/bits_per_byte_high': 3.0}
+    with path.open('a') as file:
+        file.write(json.dumps(given | {'valid/documents': 3} | changes) + '\n')
+    assert main(['compare', str(place['run']), f'--out={place["tmp"]}/out']) == 2
+    error = capsys.readouterr().err
+    assert 'metrics.jsonl is damaged: valid/bits_per_byte is 2, with an interval from' in error, error
+
+
 def test_files_behind_links_are_read(place, capsys):
     for name in ('config.json', 'run.json', 'metrics.jsonl', 'speed.jsonl'):
         path = place['run'] / name

@@ -17,6 +17,7 @@ from attnlab.quantize.formats import Fixed, FixedFloating, Symmetric
 from attnlab.quantize.layers import Quantization
 from attnlab.runs.record import read_record
 from attnlab.tables import Printer
+from attnlab.zoo import ZOO
 
 SCORES = (0.5, 0.6, 0.8)
 
@@ -144,6 +145,14 @@ def test_names_are_what_is_shared_and_told_apart():
     assert shared_name(['run10', 'run11']) == 'run' and shared_name(['gla_s0', 'gla_s12']) == 'gla'
     assert shared_name(['runs/gla/seed0', 'runs/gla/seed1']) == 'runs/gla'
     assert shared_name(['gla-2']) == 'gla-2' and shared_name(['one', 'two']) == ''
+
+
+@pytest.mark.parametrize(
+    'marked', ['{}-{}', '{} {}', '{}_s{}', '{}-s{}', '{}seed{}', '{}-seed{}', '{}/seed{}', '{}_seed={}']
+)
+def test_what_seeds_of_a_recipe_share_is_its_name(marked):
+    shared = {name: shared_name([marked.format(name, seed) for seed in (0, 1)]) for name in ZOO}
+    assert shared == {name: name for name in ZOO}
 
 
 def test_two_groups_never_have_one_name(made):

@@ -108,7 +108,8 @@ def test_a_folder_of_another_config_is_refused_before_anything_is_said_of_writin
 def changed(workdir, before, task):
     """What a run that recorded these data is told of its task now; `None` if nothing."""
     workdir.mkdir(exist_ok=True)
-    start = dict.fromkeys(run.FACTS) | {'data': before}
+    start = {'implementations': [], 'parameters': 1, 'flops_per_token': 0, 'state_bytes_per_sequence': {}}
+    start |= {'device_kind': 'cpu', 'device_count': 1, 'data': before}
     (workdir / 'run.json').write_text(json.dumps({'starts': [start]}))
     for cached in (_load, _files, _content):
         cached.cache_clear()

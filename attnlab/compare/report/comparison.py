@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -42,7 +43,8 @@ class Point:
       state: 'done', 'pruned' or 'failed'.
       value: its final metric; `None` for one that failed.
       steps: how many it ran.
-      even: its metric at the last step that every trial of all studies reached; `None` where that is its final one.
+      even: its metric at the last step that every trial of all studies reached; `None` where that is its final one, NaN
+        where it ran on and had reported nothing up to there.
       noise: the standard deviation that the finite test set gives its final metric; `None` where it is not known.
     """
 
@@ -100,9 +102,10 @@ class StudyResult:
 
         Best is the best of those that came to their end, as it is of the study, and of all where none did. Otherwise a
         failed trial counts as the worst of those that did not fail, a pruned one with its value when it was pruned; the
-        area uses values at one step, the last that all trials reached, and the worst of these. A confirmation of
-        which a run failed is the mean of the others, without an interval. Intervals over trials have the noise of the
-        finite test set where it is known of every trial; a failed one has the greatest.
+        area uses values at one step, the last that all trials reached, and the worst of these; there is none where a
+        trial has no value there. A confirmation of which a run failed is the mean of the others, without an interval.
+        Intervals over trials have the noise of the finite test set where it is known of every trial; a failed one has
+        the greatest.
         """
         sign = 1.0 if self.goal == 'min' else -1.0
         if all(point.value is None for point in self.points):
@@ -118,7 +121,7 @@ class StudyResult:
             'expected best': over_trials(expected_best, rates, values, self._noise),
             'top quarter': over_trials(top_quarter, rates, values, self._noise),
         }
-        if self.counted:
+        if self.counted and not np.isnan(even).any():
             found['area'] = over_trials(area, rates, even, self._noise)
         if self.confirmed:
             found['confirmed'] = self._of_confirmed(sign)
@@ -530,11 +533,12 @@ def recorded(workdir: pathlib.Path) -> Record | None:
 
 def _point(study: Study, trial: FrozenTrial, step: int) -> Point:
     rate = study.setting(trial, RATE)
-    reports = trial.intermediate_values
-    even = reports[max(at for at in reports if at <= step)] if any(at <= step for at in reports) else None
+    steps, reports = _steps(study, trial), trial.intermediate_values
+    before = max((at for at in reports if at <= step), default=None)
+    even = reports[before] if before is not None else None if steps <= step else math.nan
     seed = study.sweep.seed(trial.number)
     noise = _noise(recorded(study.workdir(trial.number)), study.sweep.metric)
-    return Point(float(rate), seed, STATES[trial.state], trial.value, _steps(study, trial), even, noise)
+    return Point(float(rate), seed, STATES[trial.state], trial.value, steps, even, noise)
 
 
 def _confirmed(study: Study, storage: str | None) -> tuple[tuple[float, ...], int, float | None]:

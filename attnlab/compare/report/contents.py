@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 from ml_collections import ConfigDict
 from optuna.trial import FrozenTrial, TrialState
 
@@ -30,7 +31,7 @@ from attnlab.compare.report.comparison import (
     shown_record,
     tokens_of,
 )
-from attnlab.compare.report.measured import DeviceCost, measure_here, read_measured, shared_device
+from attnlab.compare.report.measured import DeviceCost, costing, measure_here, read_measured, shared_device
 from attnlab.compare.runs import curves
 from attnlab.config import flatten
 from attnlab.errors import UserError
@@ -184,7 +185,9 @@ def gather(
     measure: bool | None = None,
     strict: bool = False,
 ) -> Contents:
-    """Reads studies for a page in `out`; measures those that were never measured, with `measure` all, without it none.
+    """Reads studies for a page in `out`; measures those that never were, or here of another config, with `measure` all.
+
+    Without `measure` it measures none.
 
     Raises `UserError` for a folder that is no study, two of one name and, when `strict`, what is not matched.
     """
@@ -195,7 +198,7 @@ def gather(
     refusals = _measure(studies, measure)
     trials = [_trials(study, storage, out) for study in studies]
     ran_on = Counter(trial.device for found in trials for trial in found if trial.device is not None)
-    kept = [read_measured(study.folder) for study in studies]
+    kept = [_current(study) for study in studies]
     device = shared_device(list(kept), ran_on)
     companion = _companion(studies)
     weighed = any(ROUNDING in shown_config(study) for study in studies)
@@ -219,7 +222,7 @@ def gather(
         length=shown_config(studies[0]).length,
         device=device,
         equalities=tuple(_equalities(shown, by, tolerance)),
-        notices=(*filter(None, [comparison.on_the_same]), *refusals, *_notices(shown, device)),
+        notices=(*filter(None, [comparison.on_the_same]), *refusals, *_outdated(studies), *_notices(shown, device)),
         within=_within([study.folder for study in studies], out),
     )
 
@@ -253,12 +256,39 @@ def _measure(studies: Sequence[Study], measure: bool | None) -> list[str]:
     """Measures what is to be measured; returns why some could not be."""
     refusals = []
     for study in studies:
-        if measure or (measure is None and not read_measured(study.folder)):
+        if measure or (measure is None and _due(study)):
             try:
                 measure_here(study.folder, shown_config(study))
             except (UserError, OSError) as error:
                 refusals.append(f'{name_of(study)} could not be measured here: {error}')
     return refusals
+
+
+def _due(study: Study) -> bool:
+    """Whether a study was never measured or, on the kind of device at hand, of another config."""
+    kept = read_measured(study.folder)
+    others = kept.keys() - _current(study).keys()
+    return not kept or (bool(others) and jax.devices()[0].device_kind in others)
+
+
+def _current(study: Study) -> dict[str, DeviceCost]:
+    """What was measured of the config that represents the study, by the kind of device."""
+    config = costing(shown_config(study))
+    return {device: one for device, one in read_measured(study.folder).items() if one.config == config}
+
+
+def _outdated(studies: Sequence[Study]) -> list[str]:
+    """What of the measurements is left out, as they are of another config."""
+    notices = []
+    for study in studies:
+        others = sorted(read_measured(study.folder).keys() - _current(study).keys())
+        if others:
+            notices.append(
+                f'What was measured of {name_of(study)} on {", ".join(others)} is left out: it is of another config '
+                'than that of its best trial, or does not say of which; a report with --measure, made there, measures '
+                'it again.'
+            )
+    return notices
 
 
 def _trials(study: Study, storage: str | None, out: pathlib.Path) -> tuple[Trial, ...]:
@@ -436,7 +466,11 @@ def _notices(studies: Sequence[StudyContents], device: str | None) -> list[str]:
     for study in studies:
         name = study.row.name
         if device is not None and device not in study.measured:
-            had = f'it was measured on {", ".join(study.measured)}' if study.measured else 'it was not measured'
+            had = (
+                f'it was measured on {", ".join(study.measured)}'
+                if study.measured
+                else 'nothing was measured of its config'
+            )
             notices.append(
                 f'{name} has no decoding time and memory on {device}: {had}; a report with --measure measures every '
                 'study on the device at hand, and keeps what others measured.'

@@ -1,10 +1,13 @@
 """What is measured on a device rather than counted: decoding time and peak memory.
 
 Clocks never show the same twice, so both are measured once and kept in the study, in `measured.json`, by the kind of
-device: a report on a laptop adds to what a cluster measured, and takes nothing away.
+device: a report on a laptop adds to what a cluster measured, and takes nothing away. They are of the config that was
+best then, and say which it was.
 """
 
 import dataclasses
+import hashlib
+import json
 import pathlib
 import types
 from collections.abc import Mapping
@@ -13,12 +16,16 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from attnlab.compare.measures import decode_ms
+from attnlab.config import flatten, plain
 from attnlab.errors import UserError
 from attnlab.files import read_json, write_json
 from attnlab.train.run import environment
-from attnlab.train.setup import Setup, prepare
+from attnlab.train.setup import ROUNDING, Setup, prepare
 
 FILE = 'measured.json'
+
+COSTLY = ('model', ROUNDING, 'length', 'batch_size', 'accumulate', 'optimizer', 'precision', 'mesh')
+"""The keys of a config that decoding time and memory depend on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +37,24 @@ class DeviceCost:
       peak_bytes: of the training step on one device; `None` where its compiler does not say.
       python: the version that measured.
       packages: their versions.
+      config: what was measured, as `costing` has it; empty in files of before it was written down.
     """
 
     decode_ms: float | None
     peak_bytes: int | None
     python: str
     packages: Mapping[str, str | None]
+    config: str = ''
+
+
+def costing(config: ConfigDict) -> str:
+    """A hash of what of a config decoding time and memory depend on: not of rates and other fractions of optimisers."""
+    leaves = flatten({key: value for key, value in plain(config).items() if key in COSTLY})
+    kept = {
+        key: 'a fraction' if isinstance(value, float) and key.startswith('optimizer.') else value
+        for key, value in leaves.items()
+    }
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def read_measured(folder: pathlib.Path) -> dict[str, DeviceCost]:
@@ -56,13 +75,15 @@ KINDS: dict[str, tuple[type, ...]] = {
     'peak_bytes': (int, types.NoneType),
     'python': (str,),
     'packages': (dict,),
+    'config': (str,),
 }
 
 
 def _cost(numbers: Any) -> DeviceCost:
     """What is kept of a device. Raises TypeError for what is of another kind."""
-    if not isinstance(numbers, dict) or numbers.keys() != KINDS.keys():
+    if not isinstance(numbers, dict) or {'config', *numbers} != KINDS.keys():
         raise TypeError(f'a device has {numbers!r:.40}')
+    numbers = {'config': ''} | numbers
     for name, kinds in KINDS.items():
         if type(numbers[name]) not in kinds:
             raise TypeError(f'{name} is {numbers[name]!r:.40}')
@@ -81,6 +102,7 @@ def measure_here(folder: pathlib.Path, config: ConfigDict) -> None:
         peak_bytes=peak_bytes(setup),
         python=here['python'],
         packages=here['packages'],
+        config=costing(config),
     )
     kept = read_measured(folder) | {here['device_kind']: found}
     write_json(folder / FILE, {device: dataclasses.asdict(kept[device]) for device in sorted(kept)})

@@ -23,7 +23,7 @@ from attnlab.compare.report.chart import (
     shown_lines,
 )
 from attnlab.compare.report.style import themed
-from attnlab.evals.measured import Measured
+from attnlab.evals.measured import Measured, is_share
 from attnlab.tables import in_bytes
 
 
@@ -199,17 +199,22 @@ def figure(opening: Opening, links: str) -> str:
 
 
 def curves(
-    opening: Opening, found: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], metric: str
+    opening: Opening,
+    found: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]],
+    metric: str,
+    baselines: Mapping[str, float],
 ) -> list[tuple[str, str]]:
-    """A figure a metric of the values over steps, each with what it is of; `found` is by name, then by metric."""
+    """A figure a metric of the values over steps, each with what it is of; `found` is by name, then by metric.
+
+    `baselines` are what trivial predictors reach by the metric.
+    """
     shown = []
     for name in dict.fromkeys((metric, 'train/loss')):
         these = {one: by_metric[name] for one, by_metric in found.items() if by_metric.get(name)}
         if these:
-            share = opening.share and name == metric
-            axis = Axis(name, short_score, *((0.0, 1.0) if share else ()))
+            axis = Axis(name, short_score, *((0.0, 1.0) if is_share(name) else ()))
             words = f'{name} over training steps'
-            across = opening.baselines if name == metric else {}
+            across = baselines if name == metric else {}
             sizes = ((WIDE[0], 360), (NARROW[0], 300))
             desk, phone = (themed(curve_chart(these, opening.looks, axis, words, size, across)) for size in sizes)
             shown.append((name, f'<div class="desk">{desk}</div><div class="phone">{phone}</div>'))

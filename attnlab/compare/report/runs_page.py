@@ -99,7 +99,7 @@ def _part(
     figures = ''.join(
         f'<figure class="curve">\n{drawn}<figcaption>{html.escape(metric)} over steps; values at the pointer.'
         '</figcaption>\n</figure>\n'
-        for metric, drawn in openings.curves(opening, found, opening.metric)
+        for metric, drawn in openings.curves(opening, found, opening.metric, opening.baselines)
     )
     folds = (
         folded(f'curves_{place}', 'Training curves', f'{key({name: opening.looks[name] for name in names})}{figures}')

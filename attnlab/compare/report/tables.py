@@ -229,7 +229,8 @@ def trial_table(contents: Contents) -> str:
         for head, study in zip(study_heads(contents), contents.studies, strict=True)
     ]
     named = [f'>{_broken(name)}' for name in short]
-    metric = html.escape(contents.comparison.metric)
+    metric, reported = map(html.escape, (contents.comparison.metric, contents.comparison.reported))
+    metric = f'{metric}, confirmed: {reported}' if reported else metric
     return table(('Trial', 'State', 'Run', *named, '>Seed', f'>{metric}', '>Tokens/s'), groups, 'Trials')
 
 
@@ -333,15 +334,17 @@ def _statistics(row: StudyResult) -> list[Any]:
 
 def trials_csv(contents: Contents) -> str:
     """A line a trial."""
+    comparison = contents.comparison
     keys = sorted({key for study in contents.studies for trial in study.trials for key in trial.settings})
     lines = [
         [
-            *(study.row.name, trial.number, int(trial.confirms), trial.state, trial.seed, trial.value),
+            *(study.row.name, trial.number, int(trial.confirms), trial.state, trial.seed),
+            *(comparison.score if trial.confirms else comparison.metric, trial.value),
             *(trial.settings.get(key) for key in keys),
             *(trial.tokens_per_second, trial.device, trial.link, trial.reason),
         ]
         for study in contents.studies
         for trial in study.trials
     ]
-    header = ('study', 'trial', 'confirms', 'state', 'seed', 'value', *keys)
+    header = ('study', 'trial', 'confirms', 'state', 'seed', 'metric', 'value', *keys)
     return csv_lines((*header, 'tokens_per_second', 'device', 'run', 'reason'), lines)

@@ -168,6 +168,22 @@ def test_areas_are_of_values_at_equal_steps_and_seeds_have_the_noise_of_the_test
     assert row.statistics['confirmed'].half_width > 1.96 * 0.5
 
 
+@pytest.mark.parametrize(('first', 'even'), [(6, 24.0), (12, math.nan)])
+def test_areas_are_left_out_where_a_trial_has_no_value_at_the_step_of_all(tmp_path, monkeypatch, first, even):
+    """One of two was pruned after 6 steps; the other, which took 24, may have reported nothing by then."""
+    monkeypatch.setitem(MEASURES, 'train_flops', lambda setup: 1e3)
+    opened = create_study(tmp_path / 'one', tiny.get_config('trials=2'))
+    for state, begun, steps in ((TrialState.COMPLETE, first, 24), (TrialState.PRUNED, 6, 6)):
+        claim = opened.claim()
+        for step in range(begun, steps + 1, 6):
+            claim.trial.report(30.0 - step, step)
+        opened.tell(claim, state, 30.0 - steps if state == TrialState.COMPLETE else None)
+        claim.release()
+    (row,) = compare([tmp_path / 'one'], 'params', 0.01).rows
+    assert [point.even for point in row.points] == pytest.approx([even, 24.0], nan_ok=True)
+    assert ('area' in row.statistics) == (first == 6) and 'best' in row.statistics
+
+
 def ranked(name, *trials, metric='valid/loss', goal='min'):
     points = tuple(Point(rate, 0, 'failed' if value is None else 'done', value) for rate, value in trials)
     return StudyResult(name, 1.0, 1.0, points, goal, (), metric=metric)

@@ -191,6 +191,53 @@ def test_a_study_is_measured_once_and_again_when_asked(study, tmp_path, clock):
     assert read_measured(one)[HERE].packages['jax']
 
 
+def kept_of(folder, **changes):
+    """What a cluster measured of the config that represents a study."""
+    config = measured.costing(contents.shown_config(contents.open_studies([folder])[0]))
+    numbers = {'decode_ms': 0.25, 'peak_bytes': 2**30, 'python': '3.13.0', 'packages': {'jax': '0.12'}}
+    return {'NVIDIA H200': numbers | {'config': config} | changes}
+
+
+def test_what_was_measured_of_another_config_is_measured_again_where_it_can_be(study, tmp_path, clock):
+    folder = study('one')
+    gathered([folder], tmp_path / 'report')
+    (folder / 'measured.json').write_text(
+        json.dumps(kept_of(folder) | json.loads((folder / 'measured.json').read_text()))
+    )
+    assert set(gathered([folder], tmp_path / 'report').studies[0].measured) == {'NVIDIA H200', HERE} and len(clock) == 1
+    # Another trial is best, of a wider model.
+    for device, one in (found := json.loads((folder / 'measured.json').read_text())).items():
+        found[device] = one | {'config': 'another'}
+    (folder / 'measured.json').write_text(json.dumps(found))
+    kept = gathered([folder], tmp_path / 'report', measure=False)
+    assert not kept.studies[0].measured and kept.studies[0].costs.decode_ms is None and len(clock) == 1
+    assert any('What was measured of one on NVIDIA H200, cpu is left out' in notice for notice in kept.notices)
+    again = gathered([folder], tmp_path / 'report')
+    assert set(again.studies[0].measured) == {HERE} and len(clock) == 2
+    assert any('What was measured of one on NVIDIA H200 is left out' in notice for notice in again.notices)
+
+
+@pytest.mark.parametrize('change', [{'config': 'another'}, {'config': None}])
+def test_what_only_a_cluster_measured_of_another_config_is_a_dash(study, tmp_path, clock, change):
+    """Nor are files known that do not say of which config they are."""
+    folder = study('one', device='NVIDIA H200')
+    (numbers,) = kept_of(folder, **change).values()
+    known = {name: value for name, value in numbers.items() if value is not None}
+    (folder / 'measured.json').write_text(json.dumps({'NVIDIA H200': known}))
+    found = gathered([folder], tmp_path / 'report')
+    assert not clock and found.device is None and found.studies[0].costs.decode_ms is None
+    assert any('What was measured of one on NVIDIA H200 is left out' in notice for notice in found.notices)
+
+
+def test_what_decoding_and_memory_cost_is_not_told_by_rates():
+    config, others = tiny.base(), {}
+    for key, value in (('optimizer.peak_lr', 0.5), ('seed', 9), ('steps', 7), ('batch_size', 3), ('length', 5)):
+        changed = tiny.base()
+        configs.set_value(changed, key, value)
+        others[key] = measured.costing(changed) != measured.costing(config)
+    assert [key for key, differs in others.items() if differs] == ['batch_size', 'length']
+
+
 WHOLE = {'decode_ms': 1.5, 'peak_bytes': 3, 'python': '3.13.0', 'packages': {'jax': '0.12'}}
 
 
@@ -215,7 +262,7 @@ def test_costs_that_are_damaged_are_named(tmp_path, text):
 def test_what_another_device_measured_stays(study, tmp_path, clock):
     """A study of a cluster, reported on a laptop: its numbers are shown, and not lost when the laptop measures too."""
     cluster = study('cluster', device='NVIDIA H200')
-    before = {'NVIDIA H200': {'decode_ms': 0.25, 'peak_bytes': 2**30, 'python': '3.13.0', 'packages': {'jax': '0.12'}}}
+    before = kept_of(cluster)
     (cluster / 'measured.json').write_text(json.dumps(before))
     contents = gathered([cluster], tmp_path / 'report')
     assert contents.device == 'NVIDIA H200' and contents.studies[0].costs.decode_ms == 0.25 and not clock
@@ -231,7 +278,8 @@ def test_what_another_device_measured_stays(study, tmp_path, clock):
 
 def test_what_was_not_measured_on_the_shared_device_is_left_out_and_said(study, tmp_path):
     first, second = study('first', device='NVIDIA H200'), study('second', device='NVIDIA H200')
-    kept = {'NVIDIA H200': {'decode_ms': 0.25, 'peak_bytes': None, 'python': '3.13.0', 'packages': {'jax': '0.12'}}}
+    kept = kept_of(first, peak_bytes=None)
+    (second / 'measured.json').write_text(json.dumps({HERE: kept_of(second)['NVIDIA H200']}))
     (first / 'measured.json').write_text(json.dumps(kept))
     contents = gathered([first, second], tmp_path / 'report')
     assert contents.device == 'NVIDIA H200'

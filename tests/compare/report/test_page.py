@@ -240,6 +240,37 @@ def test_the_page_opens_with_its_question_a_sentence_and_the_table(contents, fil
     assert 'unigram' in text and 'data-label="n">3 seeds<' in shown
 
 
+def reported(confirmed):
+    """Contents whose trials are chosen by one metric and whose confirmed runs report another."""
+    before = made.contents(2, 4)
+    rows = [
+        dataclasses.replace(row, metric='valid/loss', score='test/bits', confirmed=confirmed)
+        for row in before.comparison.rows
+    ]
+    words = {'reported': 'test/bits', 'baselines': {'unigram': 2.4}, 'reasons': ()}
+    studies = [dataclasses.replace(study, row=row) for study, row in zip(before.studies, rows, strict=True)]
+    comparison = dataclasses.replace(before.comparison, rows=tuple(rows), **words)
+    return dataclasses.replace(before, comparison=comparison, studies=tuple(studies))
+
+
+@pytest.mark.parametrize(('confirmed', 'named'), [((3.3, 3.31, 3.32), 'test/bits'), ((), 'valid/loss')])
+def test_a_page_names_the_metric_that_it_shows(confirmed, named):
+    """That of confirmed runs only where there are some; curves are those of the metric that chooses."""
+    contents = reported(confirmed)
+    page = bare(contents)
+    assert f'has the lowest {named} on StdlibText' in page and f'<h2>{named} against cost</h2>' in page
+    curves = page[page.index('id="curves"') : page.index('id="comparison"')]
+    assert 'valid/loss over training steps' in curves and ('unigram' in curves) == (not confirmed)
+
+
+def test_values_of_trials_are_of_the_metric_that_they_have():
+    contents = reported((3.3, 3.31, 3.32))
+    assert '>valid/loss, confirmed: test/bits</th>' in tables.trial_table(contents)
+    assert '>valid/loss</th>' in tables.trial_table(made.contents(1, 2))
+    rows = list(csv.DictReader(io.StringIO(tables.trials_csv(contents))))
+    assert {(row['confirms'], row['metric']) for row in rows} == {('0', 'valid/loss'), ('1', 'test/bits')}
+
+
 def test_the_metric_beside_that_of_the_studies_has_figures_too():
     both = made.contents(2, 9, companion=True)
     plots = figures.companion_plots(both)
