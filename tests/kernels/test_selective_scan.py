@@ -423,6 +423,19 @@ def test_errors(arguments, error, message):
         selective_scan(**{**cases.call('two').arrays, **arguments})
 
 
+@pytest.mark.parametrize(('n', 'served'), [(64, 36864), (61, 36864), (16, 147456)])
+def test_states_that_the_memory_of_a_tpu_does_not_hold_are_refused(n, served):
+    def run(d):
+        shapes = {'x': (1, 2, d), 'dt': (1, 2, d), 'A': (d, n), 'B': (1, 2, n), 'C': (1, 2, n)}
+        arrays = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+        return jax.eval_shape(lambda arrays: selective_scan(**arrays, implementation='mosaic_tpu'), arrays)
+
+    with target.compiling_for(target.TPU_V5E):
+        run(served)
+        with pytest.raises(NotImplementedError, match=r'the state of a sequence has .* with padding; expected at most'):
+            run(served + 1)
+
+
 @pytest.mark.parametrize('implementation', dispatch.PLATFORM)
 @pytest.mark.parametrize(
     ('arguments', 'message'),
