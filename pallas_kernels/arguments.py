@@ -5,7 +5,6 @@ import contextvars
 import dataclasses
 import functools
 import inspect
-import math
 import numbers
 import types
 import typing
@@ -78,19 +77,16 @@ def check(path: str, value: Any, hint: Any) -> None:
             )
         shown = repr(value) if len(repr(value)) < 60 else 'a value'
         raise TypeError(f'{path} is {shown}, of type {type(value).__name__}; expected {expected}')
-    if isinstance(value, float) and math.isnan(value):
+    # Of numbers of every type, NaN alone is not equal to itself.
+    if float in members and _is_number(value) and value != value:
         raise ValueError(f'{path} is nan; expected a number')
 
 
 def _admits(hint: Any, value: Any) -> bool:
-    array = hasattr(value, 'shape') and hasattr(value, 'dtype')
     if hint is jax.Array:
-        return array
+        return hasattr(value, 'shape') and hasattr(value, 'dtype')
     if hint is float:
-        # Of a traced one, a constant of the forms, a gradient would escape from some and be missing in others.
-        return (array and value.ndim == 0 and not isinstance(value, jax.core.Tracer)) or (
-            isinstance(value, numbers.Real) and not isinstance(value, bool)
-        )
+        return _is_number(value)
     if hint is int:
         return isinstance(value, numbers.Integral) and not isinstance(value, bool)
     kind = typing.get_origin(hint) or hint
@@ -103,6 +99,18 @@ def _admits(hint: Any, value: Any) -> bool:
             and all(_admits(each, item) for each, item in zip(wanted, value, strict=True))
         )
     return not isinstance(kind, type) or isinstance(value, kind)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is real, an array of one number among others, and not traced.
+
+    Of a traced one, a constant of the forms, a gradient would escape from some and be missing in others.
+    """
+    if isinstance(value, jax.core.Tracer | bool):
+        return False
+    if hasattr(value, 'shape') and hasattr(value, 'dtype'):
+        return value.ndim == 0 and any(jnp.issubdtype(value.dtype, kind) for kind in (jnp.floating, jnp.integer))
+    return isinstance(value, numbers.Real)
 
 
 def _called(hint: Any) -> str:

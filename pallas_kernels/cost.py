@@ -189,22 +189,39 @@ def linear_attention(
     model = Passes(Cost(steps * per_step, moved, steps * numbers), Cost(steps * per_step_back, moved_back))
     if implementation == 'reference':
         return CallCost(model, model)
+    if implementation == 'mosaic_gpu':
+        step = _linear_attention_on_hopper(k, v, decay)
+        return CallCost(
+            model, Passes(step.forward * steps + Cost(0, moved), step.backward * steps + Cost(0, moved_back))
+        )
     c = _chunk('linear_attention', implementation, b, t, h, k, v, decay)
-    halved = implementation == 'mosaic_gpu' and decay == 'vector'
-    found, pulled = halved_products() if halved else (1, 4)
-    within = 2 * c * (found * k + v)
     exponentials = _exponentials('linear_attention', implementation, c, decay, k)
-    ahead = Cost(steps * (4 * state + within), moved, steps * exponentials[0])
-    if halved:
-        # The states again, their gradients and, through the weights, those of values, queries and keys.
-        within_back = 2 * c * ((found + pulled) * k + 2 * v)
-        back = Cost(steps * (10 * state + within_back), moved_back, steps * exponentials[1])
-    elif implementation == 'mosaic_gpu':
-        # The states again, their gradients, and those of values, queries and keys through the outputs.
-        back = Cost(steps * (10 * state + 5 * within), moved_back, 2 * steps * exponentials[1])
+    ahead = Cost(steps * (4 * state + 2 * c * (k + v)), moved, steps * exponentials[0])
+    return CallCost(model, Passes(ahead, Cost(3 * ahead.flops, moved_back, steps * exponentials[1])))
+
+
+def _linear_attention_on_hopper(k: int, v: int, decay: str | None) -> Passes:
+    """What the kernels compute a step; backward the states again, their gradients, and those of arguments."""
+    c, state = IN_CHUNKS['mosaic_gpu'], k * v
+    if decay == 'vector':
+        found, pulled = halved_products()
+        return Passes(
+            Cost(4 * state + 2 * c * (found * k + v), 0, _halved_exponentials(k)),
+            Cost(10 * state + 2 * c * ((found + pulled) * k + 2 * v), 0, 2 * _halved_exponentials(k)),
+        )
+    # Scores, and their gradients, are computed for every tile of the channels of a result.
+    of_keys, of_values = -(-k // c), -(-v // c)
+    if k <= 2 * c:
+        # Gradients of keys and values in one kernel, for up to two tiles of values at a time.
+        turns = of_values if of_values % 2 else of_values // 2
+        pulled, exponentials = (3 + turns) * k + (2 + of_keys) * v, of_keys + turns
     else:
-        back = Cost(3 * ahead.flops, moved_back, steps * exponentials[1])
-    return CallCost(model, Passes(ahead, back))
+        pulled, exponentials = (4 + of_values) * k + (1 + 2 * of_keys) * v, 2 * of_keys + of_values
+    alone = 1 if decay == 'scalar' else 0
+    return Passes(
+        Cost(4 * state + 2 * c * (of_values * k + v), 0, c * of_values + alone),
+        Cost(10 * state + 2 * c * pulled, 0, c * exponentials + 2 * alone),
+    )
 
 
 def delta_rule(
@@ -234,12 +251,13 @@ def delta_rule(
     model = Passes(Cost(steps * per_step, moved, steps * numbers), Cost(steps * per_step_back, moved_back))
     if implementation == 'reference':
         return CallCost(model, model)
+    if implementation == 'mosaic_gpu' and not erase:
+        step = _delta_rule_on_hopper(k, v, decay)
+        return CallCost(
+            model, Passes(step.forward * steps + Cost(0, moved), step.backward * steps + Cost(0, moved_back))
+        )
     c = _chunk('delta_rule', implementation, b, t, h, k, v, decay)
-    products = 2 * _products(implementation, c, decay)
-    if implementation == 'mosaic_gpu' and decay == 'vector' and not erase:
-        # Else weights of keys that erase are found by themselves, as those of queries.
-        products = halved_products(erases=True)[0]
-    within = 2 * c * ((products + 1) * k + 2 * v)
+    within = 2 * c * ((2 * _products(implementation, c, decay) + 1) * k + 2 * v)
     # Kernels serve keys that erase by those of `diagonal_low_rank`.
     kernels = 'diagonal_low_rank' if erase and implementation != 'xla' else 'delta_rule'
     exponentials = _exponentials(kernels, implementation, c, decay, k)
@@ -250,6 +268,26 @@ def delta_rule(
             Cost(steps * (others + inverse), moved, steps * exponentials[0]),
             Cost(steps * (3 * others + inverse_back), moved_back, steps * exponentials[1]),
         ),
+    )
+
+
+def _delta_rule_on_hopper(k: int, v: int, decay: str | None) -> Passes:
+    """What the kernels compute a step; backward chunks and states again, their gradients, and those of arguments."""
+    c, state = IN_CHUNKS['mosaic_gpu'], k * v
+    # A factor of what the inverse is multiplied with is in two parts; its gradient is one of its products.
+    inverse, _ = _inverse(c, 'mosaic_gpu')
+    if decay == 'vector':
+        found, pulled = halved_products(erases=True)
+        return Passes(
+            Cost(6 * state + 2 * c * ((found + 2) * k + 3 * v) + inverse, 0, _halved_exponentials(k)),
+            Cost(16 * state + 2 * c * ((found + pulled + 2) * k + 7 * v) + inverse, 0, 2 * _halved_exponentials(k)),
+        )
+    # Scores, and their gradients, are computed for every tile of the channels of a result.
+    of_keys, of_values = -(-k // c), -(-v // c)
+    alone = 1 if decay == 'scalar' else 0
+    return Passes(
+        Cost(6 * state + 2 * c * ((3 + of_values) * k + 3 * v) + inverse, 0, c * (1 + of_values) + alone),
+        Cost(16 * state + 2 * c * (10 * k + (5 + 3 * of_keys) * v) + inverse, 0, c * (2 + 3 * of_keys) + 2 * alone),
     )
 
 
@@ -302,11 +340,17 @@ def _products(implementation: str, c: int, decay: str | None) -> int:
 def halved_products(*, erases: bool = False) -> tuple[int, int]:
     """Products with the steps of a chunk that a step and key channel takes on Hopper at most, with a decay of its own.
 
-    In the kernel of weights, and in that of their gradients: for every size of halves, read by queries and, if they
-    erase, by keys, and once within blocks; and the sums of log decays in two parts, as products too.
+    In the kernel of weights, and in that of their gradients: for every size of halves and within blocks, read by
+    queries and, if they erase, by keys; and the sums of log decays, there and to both ends, in two parts, as products
+    too. The gradients of log decays are two such sums, and what a step reads of itself is apart.
     """
-    sums, halves = 2 * (tiling.HALVES + 2), tiling.HALVES * (1 + erases)
-    return sums + halves + 1, sums + 2 * halves + 6
+    sums, reads = 2 * (tiling.HALVES + 3), (tiling.HALVES + 1) * (1 + erases)
+    return sums + reads, sums + 2 * reads + 6
+
+
+def _halved_exponentials(k: int) -> int:
+    """Those of a step in either kernel: for every size of halves, to both ends, and within blocks both ways."""
+    return k * (tiling.HALVES + 4)
 
 
 def _moved(taken: int, given: int) -> tuple[int, int]:
@@ -329,13 +373,10 @@ def _exponentials(core: str, implementation: str, c: int, decay: str | None, k: 
     if implementation == 'xla':
         within = others * c + alone
         return {None: (0, 0), 'scalar': (within, within), 'vector': (channels * k, channels_back * k)}[decay]
-    if implementation == 'mosaic_gpu' and decay == 'vector':
-        # Of every size of halves and to both ends; queries of `diagonal_low_rank` and what else reads by themselves.
-        channels = k * (tiling.HALVES + 2) * (2 * keys if core == 'diagonal_low_rank' else 1)
-        return channels, 2 * channels
     if implementation == 'mosaic_tpu':
         return _exponentials_on_tpus(core, c, decay, k, keys)
-    within = {None: 0, 'scalar': 1}[decay] * (3 if core == 'diagonal_low_rank' else 1) + c
+    # Kernels of `diagonal_low_rank` on Hopper: queries and what else reads by themselves.
+    within = {None: c, 'scalar': c + 3, 'vector': 2 * keys * _halved_exponentials(k)}[decay]
     return within, 2 * within
 
 

@@ -138,6 +138,8 @@ def _refusal(core: str, name: str, candidates: Mapping[str, Candidate]) -> str |
 
 
 def _record(entry: Entry, candidates: Mapping[str, Candidate]) -> Any:
+    if counting.is_counting() and 'reference' not in candidates:
+        raise Unserved(f'{entry.core}: a call without a reference form is not counted; expected a call of the whole')
     _ENTRIES.record(entry)
     if counting.is_counting():
         return counting.stand_in(entry.core, entry.cost, candidates['reference'].function)

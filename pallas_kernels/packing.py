@@ -1,4 +1,8 @@
-"""Packed documents in a recurrence."""
+"""Packed documents in a recurrence.
+
+Forms may forget by a decay of zero, and read what is hidden with a weight of zero. So documents do not see each other
+as long as all is finite; what has overflowed in one may be NaN in the next, in some forms and not in others.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -19,7 +19,9 @@ def attention(core: Core, rule: Rule, operands: Operands, extras: Extras) -> jax
     counts = key_counts(rule, operands) if rule.weights.counts_keys else None
     factor = query_factor(rule, extras, counts)
     if factor is not None:
-        operands = operands.replace(q=(operands.q * factor).astype(operands.q.dtype))
+        # In the type of accumulators, in which the gradient of the factor, a sum over channels and queries, is too.
+        scaled = operands.q.astype(precision.accumulator(operands.q, factor)) * factor
+        operands = operands.replace(q=scaled.astype(operands.q.dtype))
     output = core(rule, operands, extras.sink_scores)
     after = None if counts is None else rule.weights.output_factor(counts)
     # Only now is it rounded: the factor brings it into the range of 16 bits.

@@ -22,7 +22,7 @@ def attention(rule: Rule, operands: Operands, extras: Extras) -> jax.Array:
     if x.query_segments is not None:
         visible &= x.query_segments == x.key_segments
     if x.bias is not None:
-        visible &= x.bias > -jnp.inf
+        visible &= x.bias != -jnp.inf
     counts = jnp.sum(visible, axis=-1, keepdims=True, dtype=scores.dtype)
 
     factors = (extras.temperature, rule.weights.query_factor(counts))
@@ -41,7 +41,7 @@ def attention(rule: Rule, operands: Operands, extras: Extras) -> jax.Array:
 
     if extras.sink_scores is not None:
         sink = jnp.broadcast_to(extras.sink_scores.astype(scores.dtype), (*scores.shape[:-1], 1))
-        seen = jnp.any(visible, axis=-1, keepdims=True) & (sink > -jnp.inf)
+        seen = jnp.any(visible, axis=-1, keepdims=True) & (sink != -jnp.inf)
         scores = jnp.concatenate([scores, jnp.where(seen, sink, 0)], axis=-1)
         visible = jnp.concatenate([visible, seen], axis=-1)
     weights = rule.weights.weights(scores, visible)[..., :s]

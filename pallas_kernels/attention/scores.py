@@ -53,7 +53,7 @@ def visible(rule: Rule, block: Operands, place: Place) -> jax.Array:
     if block.query_segments is not None:
         seen &= block.query_segments == block.key_segments
     if block.bias is not None:
-        seen &= block.bias > -jnp.inf
+        seen &= block.bias != -jnp.inf
     return seen
 
 

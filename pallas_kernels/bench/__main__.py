@@ -9,11 +9,12 @@ it: above one, ours is faster. The ceiling is what a large copy and a large matr
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 
@@ -31,13 +32,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument('--page', type=pathlib.Path, help='measure nothing; rewrite the tables of this page')
     parser.add_argument('records', nargs='*', type=pathlib.Path, help='with --page: files that --json wrote')
     options = parser.parse_args(arguments)
+    if (options.page is None) != (not options.records):
+        parser.error('--page rewrites the tables of records; expected both, or neither')
     if options.page is not None:
-        table.rewrite(options.page, options.records)
+        with _errors(parser):
+            table.rewrite(options.page, options.records)
         return 0
+    if options.rounds < 1:
+        parser.error(f'--rounds is {options.rounds}; expected at least 1')
     cores = options.cores.split(',')
     unknown = [core for core in cores if core not in problems.CORES]
     if unknown:
         parser.error(f'no core is called {unknown[0]!r}; the cores are {", ".join(problems.CORES)}')
+    if options.json is not None:
+        with _errors(parser):
+            table.check_writable(options.json)
 
     platform = target.current().platform
     sizes = problems.SMALL if options.small else problems.CPU if platform == 'cpu' else problems.ACCELERATOR
@@ -56,8 +65,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             jax.clear_caches()
             if options.json is not None:
                 record = {'facts': facts, 'lines': [dataclasses.asdict(line) for line in measured]}
-                options.json.write_text(json.dumps(record, indent=1) + '\n')
+                with _errors(parser):
+                    table.replace(options.json, json.dumps(record, indent=1) + '\n')
     return 0
+
+
+@contextlib.contextmanager
+def _errors(parser: argparse.ArgumentParser) -> Iterator[None]:
+    """Ends the command with one line where a file cannot be read or written, or is not what it should be."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
 
 
 if __name__ == '__main__':

@@ -3,6 +3,7 @@
 import datetime
 import importlib.metadata
 import json
+import os
 import pathlib
 import platform
 import subprocess
@@ -20,6 +21,11 @@ MEASURED = ('<!-- measured: begin -->', '<!-- measured: end -->')
 
 COMPILED = ('<!-- compiled: begin -->', '<!-- compiled: end -->')
 """The lines around the tables of compilations for devices that are not present."""
+
+COMPILED_HEAD = (
+    '| core | call | device | pass | kernel | compile, s of processor time | arguments, MiB | temporaries, MiB |',
+    '|---' * 8 + '|',
+)
 
 COLUMNS = ('contender', 'ms', 'ratio', 'TFLOP/s', 'GB/s', 'of ceiling', 'temporaries, MiB', 'compile, s')
 
@@ -103,33 +109,68 @@ def markdown(record: dict[str, Any]) -> str:
     return '\n'.join(parts)
 
 
-def compiled(lines: Sequence[dict[str, Any]]) -> str:
-    """The lines of `tests/kernels/compile_tpu.py` as a Markdown table."""
-    rows = [
-        '| core | call | device | pass | kernel | compile, s of processor time | arguments, MiB | temporaries, MiB |',
-        '|---' * 8 + '|',
-    ]
-    for line in lines:
-        sizes = f'{line["arguments MiB"]:.0f} | {line["temporary MiB"]:.1f}'
-        rows.append(
-            f'| `{line["core"]}` | {line["call"]} | {line["device"]} | {line["what"]} | {line["implementation"]} '
-            f'| {line["seconds"]:.1f} | {sizes} |'
-        )
-    return '\n'.join(rows) + '\n'
+def compiled(line: dict[str, Any]) -> str:
+    """A line of `tests/kernels/compile_tpu.py` as one of a Markdown table."""
+    sizes = f'{line["arguments MiB"]:.0f} | {line["temporary MiB"]:.1f}'
+    return (
+        f'| `{line["core"]}` | {line["call"]} | {line["device"]} | {line["what"]} | {line["implementation"]} '
+        f'| {line["seconds"]:.1f} | {sizes} |'
+    )
 
 
 def rewrite(page: pathlib.Path, records: Sequence[pathlib.Path]) -> None:
-    """Rewrites the tables of a page from records: those that `--json` wrote, and lines of compilers, `.jsonl`.
+    """Rewrites the tables that there are records of: those that `--json` wrote, and lines of compilers, `.jsonl`.
 
     Raises:
-      ValueError: the page has no place for them.
+      OSError: a file cannot be read or written.
+      ValueError: a file is no record, or the page has no place for its table.
     """
-    measured = [markdown(json.loads(record.read_text())) for record in records if record.suffix == '.json']
-    lines = [line for record in records if record.suffix == '.jsonl' for line in record.read_text().splitlines()]
-    text = between(MEASURED, page.read_text(), '\n'.join(measured), page)
-    if lines:
-        text = between(COMPILED, text, compiled([json.loads(line) for line in lines]), page)
-    page.write_text(text)
+    tables: dict[str, list[str]] = {'.json': [], '.jsonl': []}
+    for record in records:
+        if record.suffix not in tables:
+            raise ValueError(f'{record} is called neither .json nor .jsonl; expected a record that --json wrote')
+        tables[record.suffix] += _tables(record)
+    text = page.read_text()
+    if tables['.json']:
+        text = between(MEASURED, text, '\n'.join(tables['.json']), page)
+    if tables['.jsonl']:
+        text = between(COMPILED, text, '\n'.join([*COMPILED_HEAD, *tables['.jsonl'], '']), page)
+    replace(page, text)
+
+
+def _tables(record: pathlib.Path) -> list[str]:
+    """What a page has of a record. Raises ValueError for one of another kind."""
+    text = record.read_text()
+    try:
+        if record.suffix == '.json':
+            return [markdown(json.loads(text))]
+        return [compiled(json.loads(line)) for line in text.splitlines()]
+    except (KeyError, TypeError, ValueError) as error:
+        kind = 'what --json wrote' if record.suffix == '.json' else 'lines of tests/kernels/compile_tpu.py'
+        raise ValueError(f'{record} is not read ({type(error).__name__}: {error}); expected {kind}') from error
+
+
+def check_writable(path: pathlib.Path) -> None:
+    """Raises OSError or ValueError for a path that `replace` could not write to."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f'{path} is no file; expected the path of one')
+    part = _part(path)
+    part.touch()
+    part.unlink()
+
+
+def replace(path: pathlib.Path, text: str) -> None:
+    """Writes a file whole or, where that fails with an OSError, leaves it as it was."""
+    part = _part(path)
+    try:
+        part.write_text(text)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _part(path: pathlib.Path) -> pathlib.Path:
+    return path.with_name(f'.{path.name}.{os.getpid()}')
 
 
 def between(marks: tuple[str, str], text: str, tables: str, page: pathlib.Path) -> str:

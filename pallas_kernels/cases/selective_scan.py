@@ -61,8 +61,13 @@ def real() -> dict[str, drawing.Call]:
     }
 
 
-def _real(dtype: DTypeLike, *, n: int, packed: bool = False) -> drawing.Call:
-    sizes = {'b': 4, 't': 8192, 'd': 2048, 'n': n}
+def wide() -> dict[str, drawing.Call]:
+    """A call whose state of a sequence takes 5 MiB, shapes only."""
+    return {'d=20480, n=64': _real(jnp.bfloat16, n=64, d=20480)}
+
+
+def _real(dtype: DTypeLike, *, n: int, d: int = 2048, packed: bool = False) -> drawing.Call:
+    sizes = {'b': 4, 't': 8192, 'd': d, 'n': n}
     letters = {'x': 'b t d', 'dt': 'b t d', 'B': 'b t n', 'C': 'b t n'}
     parameters = {'A': 'd n', 'D': 'd', 'state': 'b d n'}
     arrays = {name: drawing.abstract(shape, sizes, dtype) for name, shape in letters.items()}

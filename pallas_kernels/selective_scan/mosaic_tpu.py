@@ -29,6 +29,10 @@ ROWS = launch.LANES
 MOST = 64
 """The maximum size of a channel's state: with 128 numbers the states of a tile would take 8 MiB of VMEM."""
 
+MOST_STATES = tiling.VMEM // 64 * 3
+"""The maximum size of a sequence's state: two float32 arrays of it, sums over time, take at most three quarters of
+VMEM, though the compiler may hold each of them twice."""
+
 GROUP = 16
 """Unrolled steps: the sublanes of a register of 16-bit numbers."""
 
@@ -41,7 +45,11 @@ def form(here: Target) -> Callable[[Operands, jax.Array | None], Outputs]:
 
 def refusal(here: Target, operands: Operands) -> str | None:
     """The reason why the call cannot be served, or `None`."""
-    return launch.generation_refusal(here) or kernels.refusal(operands, MOST)
+    reason = launch.generation_refusal(here) or kernels.refusal(operands, MOST)
+    d, n = (-(-size // whole) * whole for size, whole in zip(operands.A.shape, (launch.LANES, 8), strict=True))
+    if reason is None and d * n > MOST_STATES:
+        reason = f'the state of a sequence has {d} x {n} numbers with padding; expected at most {MOST_STATES}'
+    return reason
 
 
 class Arrays(NamedTuple):
@@ -184,7 +192,9 @@ def _backward(
             pltpu.VMEM((ROWS, channels), jnp.float32),
             pltpu.VMEM((ROWS, channels), jnp.float32),
         ],
-        compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary', 'arbitrary')),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=('parallel', 'arbitrary', 'arbitrary'), vmem_limit_bytes=tiling.VMEM
+        ),
     )(arrays, states, dy, dfinal)
     dB, dC = dcolumns[:, :n].swapaxes(1, 2), dcolumns[:, n:].swapaxes(1, 2)
     dA = jnp.sum(dA, axis=0).swapaxes(1, 2).reshape(d, n)

@@ -5,7 +5,7 @@ On a CPU the rows of a batch are computed one after another, so that what a step
 
 import jax
 
-from pallas_kernels import target
+from pallas_kernels import precision, target
 from pallas_kernels.selective_scan import in_order, in_parallel, reference, vjp
 from pallas_kernels.selective_scan.vjp import Operands, Outputs
 
@@ -28,6 +28,8 @@ def selective_scan(operands: Operands, starts: jax.Array | None) -> Outputs:
         return _in_order(operands, starts)
     if x.shape[0] == 1:
         return _row_in_order(operands, starts)
+    # All rows share the rates, whose gradient is the sum of theirs: rounded once, after it.
+    A = A.astype(precision.accumulator(*operands))
 
     def row(at: tuple[jax.Array, ...]) -> Outputs:
         x, dt, B, C, state, *starts = (array[None] for array in at)

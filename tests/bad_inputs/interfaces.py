@@ -233,6 +233,10 @@ KERNELS = {
     'window negative': (lambda: attend(window=-1), 'window is -1; expected at least 1'),
     'sinks negative': (lambda: attend(sinks=-1), 'sinks is -1'),
     'scale not a number': (lambda: attend(scale=float('nan')), 'scale is nan; expected a number'),
+    'scale of 32 bits not a number': (lambda: attend(scale=np.float32('nan')), 'scale is nan; expected a number'),
+    'scale of an array not a number': (lambda: attend(scale=jnp.array(jnp.nan)), 'scale is nan; expected a number'),
+    'scale complex': (lambda: attend(scale=np.array(1j)), 'scale is array(0.+1.j), of type ndarray; expected a number'),
+    'scale of a truth value': (lambda: attend(scale=jnp.array(True)), 'scale is Array(True, dtype=bool), of type'),
     'scale traced': (
         lambda: jax.jit(lambda scale: attend(scale=scale))(0.5),
         'attention: scale is traced by JAX; expected a number or None; multiply an array, such as q, by what varies',

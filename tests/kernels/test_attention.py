@@ -464,6 +464,44 @@ def test_the_learned_sink_takes_its_share():
         np.testing.assert_allclose(output, np.full((1, 1, 1, 1), expected), rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    'implementation', ['reference', 'xla', *(pytest.param(name, marks=pytest.mark.slow) for name in dispatch.PLATFORM)]
+)
+def test_a_bias_that_is_not_a_number_hides_no_key(implementation):
+    call = cases.call('bias', jnp.bfloat16)
+    arrays = call.arrays | {'bias': call.arrays['bias'].at[0, 1, 5, 2].set(jnp.nan)}
+    here = target.interpreted(implementation) if implementation in dispatch.PLATFORM else target.current()
+    with target.compiling_for(here):
+        output = jax.jit(lambda arrays: attention(**arrays, **call.options, implementation=implementation))(arrays)
+    expected = np.zeros(output.shape, bool)
+    expected[0, 5, 1] = True
+    np.testing.assert_array_equal(jnp.isnan(output), expected)
+
+
+def test_a_sink_that_is_not_a_number_is_one(path):
+    call = cases.call('prime')
+    for implementation in ('reference', 'xla'):
+        sinks = jnp.zeros(4).at[2].set(jnp.nan)
+        output = attention(**call.arrays, **call.options, sink_scores=sinks, implementation=implementation)
+        np.testing.assert_array_equal(jnp.isnan(output).all(axis=(0, 1, 3)), [False, False, True, False])
+
+
+@pytest.mark.parametrize('name', ['temperature', 'temperature of heads'])
+def test_the_gradient_of_a_temperature_of_16_bits_is_rounded_once(name):
+    call = cases.call('temperature', jnp.bfloat16)
+    temperature = call.arrays['temperature'][0, 0] if name == 'temperature of heads' else call.arrays['temperature']
+
+    def gradient(temperature):
+        def run(temperature):
+            return attention(**call.arrays | {'temperature': temperature}, implementation='xla')
+
+        output, pull = jax.vjp(run, temperature)
+        return pull(output)[0]
+
+    found, exact = gradient(temperature), gradient(temperature.astype(jnp.float32))
+    np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=2**-8)
+
+
 @pytest.mark.parametrize('cut', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_visible_counts(cut, monkeypatch):
     if cut:

@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from attnlab.testing.tolerances import assert_close
-from pallas_kernels import PowerSoftmax, Softmax, Softpick, Sparsemax, StableMax, attention, attention_part
+from pallas_kernels import (
+    PowerSoftmax,
+    Softmax,
+    Softpick,
+    Sparsemax,
+    StableMax,
+    attention,
+    attention_part,
+    counting,
+    dispatch,
+)
 from tests.functional.divided import noise
 
 Q, K, V = noise('q', 2, 6, 4, 8), noise('k', 2, 10, 2, 8), noise('v', 2, 10, 2, 4)
@@ -34,6 +44,14 @@ def test_two_parts_are_the_whole(weights):
 def test_weights_that_do_not_merge_are_refused():
     with pytest.raises(ValueError, match='the rows of Sparsemax over some of the keys do not combine'):
         attention_part(Q, K, V, weights=Sparsemax(), causal=False)
+
+
+def test_parts_are_not_counted():
+    with (
+        counting.counting(),
+        pytest.raises(dispatch.Unserved, match='attention: a call without a reference form is not'),
+    ):
+        attention_part(Q, K, V, weights=Softmax(), causal=False)
 
 
 def test_arguments_of_parts_are_checked():

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import pathlib
 import sys
 import types
 
@@ -208,7 +209,7 @@ def test_a_contender_that_fails_says_why_and_ours_may_not(broken, error, reason)
         list(measure.lines(problem, Ceilings(1, 1, 1), timing.Patience(2, 1e-3)))
 
 
-def test_the_tables_of_a_page_are_rewritten(tmp_path):
+def test_the_tables_of_a_page_are_rewritten(tmp_path, capsys):
     line = measure.Measurement(
         'softmax', '2 x 3', 'forward', 'pallas_kernels', 'xla', 1.5, 1.0, 1.0, 1.0, 0.25, 10.0, 0.5, 0.125, 0.3
     )
@@ -230,12 +231,76 @@ def test_the_tables_of_a_page_are_rewritten(tmp_path):
     assert text.count(row) == 1
     assert text.count('| `softmax` | 2 x 3 | a TPU | forward | mosaic_tpu | 1.2 | 3 | 0.5 |') == 1
     assert text.index(row) < text.index('between') < text.index('a TPU')
+    # What has no record stays.
+    assert bench.main([f'--page={page}', str(built)]) == 0
+    assert page.read_text() == text
     page.write_text('no place')
-    with pytest.raises(ValueError, match=r'page\.md has no lines'):
-        bench.main([f'--page={page}', str(record)])
+    assert 'page.md has no lines' in error_of(capsys, f'--page={page}', str(record))
+
+
+@pytest.mark.parametrize(
+    ('name', 'content', 'message'),
+    [
+        ('missing.json', None, 'No such file or directory: '),
+        (
+            'lines.jsonl',
+            '{"core": "softmax"}',
+            "lines.jsonl is not read (KeyError: 'arguments MiB'); expected lines of",
+        ),
+        ('table.json', '{"facts": {}}', "table.json is not read (KeyError: 'lines'); expected what --json wrote"),
+        ('half.json', '{"facts": ', 'half.json is not read (JSONDecodeError: Expecting value'),
+        ('record.txt', '{}', 'record.txt is called neither .json nor .jsonl; expected a record that --json wrote'),
+    ],
+)
+def test_a_file_that_is_no_record_leaves_the_page_as_it_was(name, content, message, tmp_path, capsys):
+    page, record = tmp_path / 'page.md', tmp_path / name
+    page.write_text('\n'.join([*table.MEASURED, *table.COMPILED]))
+    before = page.read_text()
+    if content is not None:
+        record.write_text(content)
+    assert message in error_of(capsys, f'--page={page}', str(record))
+    assert page.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (['--page=page.md'], '--page rewrites the tables of records; expected both, or neither'),
+        (['record.json'], '--page rewrites the tables of records; expected both, or neither'),
+        (['--rounds=0'], '--rounds is 0; expected at least 1'),
+        (['--json=nowhere/record.json'], 'No such file or directory: '),
+        (['--json=.'], '. is no file; expected the path of one'),
+    ],
+)
+def test_arguments_are_checked_before_anything_is_timed(arguments, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ceilings, 'measure', None)
+    assert message in error_of(capsys, *arguments)
+
+
+def test_a_record_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+    record = tmp_path / 'record.json'
+    table.replace(record, 'first')
+
+    def write_half(path, text):
+        path.write_bytes(text[: len(text) // 2].encode())
+        raise OSError('No space left on device')
+
+    monkeypatch.setattr(pathlib.Path, 'write_text', write_half)
+    with pytest.raises(OSError, match='No space'):
+        table.replace(record, 'second')
+    assert record.read_text() == 'first'
+    assert list(tmp_path.iterdir()) == [record]
+
+
+def error_of(capsys, *arguments):
+    """The last line of the command's complaint, which ends it with the status of a wrong command line."""
+    with pytest.raises(SystemExit) as ended:
+        bench.main(arguments)
+    assert ended.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_core_that_is_none(capsys):
-    with pytest.raises(SystemExit):
-        bench.main(['--cores=linear_skan'])
-    assert "no core is called 'linear_skan'; the cores are softmax, softmax_topk" in capsys.readouterr().err
+    found = error_of(capsys, '--cores=linear_skan')
+    assert "no core is called 'linear_skan'; the cores are softmax, softmax_topk" in found

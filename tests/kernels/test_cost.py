@@ -12,6 +12,7 @@ import pallas_kernels
 from pallas_kernels import Softmax, cost, counting, dispatch, target, tiling, tuning
 from pallas_kernels.attention import blocks
 from pallas_kernels.attention.problem import Rule
+from pallas_kernels.mosaic_gpu import launch
 
 
 def test_visible_pairs_are_those_of_a_mask():
@@ -382,6 +383,39 @@ def exponentials(jaxpr) -> int:
 
 def is_program(value) -> bool:
     return hasattr(value, 'eqns') or hasattr(value, 'jaxpr')
+
+
+@pytest.mark.parametrize(('k', 'v'), [(64, 64), (128, 128), (128, 256), (64, 192), (256, 128)])
+@pytest.mark.parametrize('decay', [None, 'scalar', 'vector'])
+@pytest.mark.parametrize('core', ['linear_attention', 'delta_rule'])
+def test_executed_costs_on_hopper_are_those_of_the_kernels_that_run(core, decay, k, v, monkeypatch):
+    b, t, h = 1, 192, 2
+    shapes = {'q': (b, t, h, k), 'k': (b, t, h, k), 'v': (b, t, h, v)}
+    shapes |= {'beta': (b, t, h)} if core == 'delta_rule' else {}
+    shapes |= {} if decay is None else {'log_decay': (b, t, h) if decay == 'scalar' else (b, t, h, k)}
+    arrays = {name: jax.ShapeDtypeStruct(shape, jnp.bfloat16) for name, shape in shapes.items()}
+    started = []
+
+    def kernel(*given, kernel=launch.kernel, **options):
+        started.append(options['cost'])
+        return kernel(*given, **options)
+
+    def both(arrays):
+        results, pull = jax.vjp(lambda arrays: getattr(pallas_kernels, core)(**arrays), arrays)
+        return pull(results)
+
+    monkeypatch.setattr(launch, 'kernel', kernel)
+    with target.compiling_for(target.H100):
+        known = entry(core, arrays).cost.executed
+        ahead = len(started)
+        jax.eval_shape(both, arrays)
+    # The same kernels forward once more, and then those of the backward pass.
+    passes = started[:ahead], started[2 * ahead :]
+    assert started[ahead : 2 * ahead] == passes[0]
+    for expected, costs in zip((known.forward, known.backward), passes, strict=True):
+        found = sum(costs, cost.Cost())
+        assert expected.flops == pytest.approx(found.flops, rel=0.01)
+        assert expected.exponentials == pytest.approx(found.exponentials, rel=0.02)
 
 
 def test_operations_of_the_largest_weights_by_hand():

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attnlab.testing.noise import noise
 from pallas_kernels import dispatch, selective_scan, target, tiling
 from pallas_kernels.cases import selective_scan as cases
 from pallas_kernels.tiling import ScanTile, SpanTile
@@ -115,6 +116,18 @@ def test_gradients_have_the_types_of_operands(comparison):
     found = comparison.evaluate(selective_scan, call._replace(arrays=narrow), 'xla')
     assert [found[f'gradient of {name}'].dtype for name in narrow] == [jnp.bfloat16] * len(narrow)
     assert found['output 1'].dtype == np.float32
+
+
+def test_the_gradient_of_rates_of_16_bits_is_rounded_after_the_sum_over_rows():
+    x, dt, B, C = (1 + noise(256, 3, size, seed=place) for place, size in enumerate((8, 8, 4, 4)))
+    A = -jnp.exp(noise(8, 4)).astype(jnp.bfloat16)
+
+    def gradient(A):
+        (y, _), pull = jax.vjp(lambda A: selective_scan(x, jnp.abs(dt), A, B, C, implementation='xla'), A)
+        return pull((y, jnp.zeros((256, 8, 4))))[0]
+
+    found, exact = gradient(A), gradient(A.astype(jnp.float32))
+    np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=2**-8)
 
 
 def trips(jaxpr):
@@ -408,6 +421,19 @@ def test_twice_the_same_bits(implementation, comparison):
 def test_errors(arguments, error, message):
     with pytest.raises(error, match=message):
         selective_scan(**{**cases.call('two').arrays, **arguments})
+
+
+@pytest.mark.parametrize(('n', 'served'), [(64, 36864), (61, 36864), (16, 147456)])
+def test_states_that_the_memory_of_a_tpu_does_not_hold_are_refused(n, served):
+    def run(d):
+        shapes = {'x': (1, 2, d), 'dt': (1, 2, d), 'A': (d, n), 'B': (1, 2, n), 'C': (1, 2, n)}
+        arrays = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+        return jax.eval_shape(lambda arrays: selective_scan(**arrays, implementation='mosaic_tpu'), arrays)
+
+    with target.compiling_for(target.TPU_V5E):
+        run(served)
+        with pytest.raises(NotImplementedError, match=r'the state of a sequence has .* with padding; expected at most'):
+            run(served + 1)
 
 
 @pytest.mark.parametrize('implementation', dispatch.PLATFORM)

@@ -47,6 +47,13 @@ def test_a_kernel_compiles(core, every_call):
         assert line['temporary MiB'] < TEMPORARIES * line['arguments MiB'], line
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != 'linux', reason='the compiler for TPUs is made for Linux')
+def test_a_scan_of_many_channels_compiles():
+    lines = compiled_calls(('--topologies=v5e:2x2', '--calls=wide'), ('selective_scan',))
+    assert [line.get('implementation') for line in lines] == ['mosaic_tpu'] * 2, lines
+
+
 @functools.cache
 def compiled_calls(options: tuple[str, ...], cores: tuple[str, ...]) -> list[dict[str, Any]]:
     """What became of every call, in a process of its own: the compiler's library speaks up wherever it is found."""

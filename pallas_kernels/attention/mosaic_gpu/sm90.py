@@ -43,7 +43,7 @@ ACROSS = TILE.reduce(0)
 """The layout of one number for each column of a tile."""
 
 UNHIDDEN = -3e38
-"""A bias below this counts as minus infinity."""
+"""A bias of at most this counts as minus infinity."""
 
 
 class Reach(NamedTuple):
@@ -316,7 +316,8 @@ def _visible(call: Call, queries: jax.Array, columns: jax.Array, parts: Parts) -
     if 'segments' in parts.queries:
         visible &= call.spread(parts.queries['segments'], 0) == call.spread(parts.keys['segments'], 1)
     for bias in _biases(call, parts):
-        visible &= bias > UNHIDDEN
+        # A NaN, which is not equal to itself, is seen.
+        visible &= (bias > UNHIDDEN) | (bias != bias)
     return visible
 
 

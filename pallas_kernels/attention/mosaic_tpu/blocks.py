@@ -41,7 +41,8 @@ def _visible(call: Call, step: Step, distance: jax.Array, values: Arrays) -> jax
     if 'query_segments' in values:
         conditions.append(values['query_segments'] == values['key_segments'])
     if 'bias' in values:
-        conditions.append(values['bias'] > -jnp.inf)
+        # Not `!=`, which in kernels for TPUs is false of a NaN.
+        conditions.append(~(values['bias'] == -jnp.inf))
     return functools.reduce(jnp.logical_and, conditions, jnp.ones(distance.shape, bool))
 
 

@@ -183,6 +183,7 @@ def key_value_gradients(
             plgpu.Barrier(num_arrivals=2),
         )
 
+    within = TILE * ((1 + turns) * width_of_keys + 2 * channels)
     dk, dv, sums = launch.kernel(
         body,
         here,
@@ -193,7 +194,7 @@ def key_value_gradients(
         ),
         name='linear_attention_gradients',
         cost=Cost(
-            flops=2 * b * h * count * TILE * (2 * TILE * (width_of_keys + channels) + 2 * width_of_keys * channels),
+            flops=2 * b * h * count * TILE * (within + 2 * width_of_keys * channels),
             exponentials=b * h * count * TILE * TILE * turns,
         ),
         grid=(b, groups, count),

@@ -191,7 +191,7 @@ def weight_gradients(
         name='matrix_state_weight_gradients',
         cost=Cost(
             flops=2 * b * h * t * size * TILE * halved_products(erases=erases)[1],
-            exponentials=b * h * t * size * (HALVES + 2),
+            exponentials=b * h * t * size * (HALVES + 4),
         ),
         grid=(b, h, t // TILE, size // TILE),
         grid_names=('b', 'h', 'chunk', 'part'),

@@ -171,7 +171,7 @@ def _find(here: Target, erases: bool, steps: Steps, among: DTypeLike | None, lay
         name='matrix_state_weights',
         cost=Cost(
             flops=2 * b * h * t * k * TILE * halved_products(erases=erases)[0],
-            exponentials=b * h * t * k * (HALVES + 2),
+            exponentials=b * h * t * k * (HALVES + 4),
         ),
         grid=(b, h, t // TILE),
         grid_names=('b', 'h', 'chunk'),
