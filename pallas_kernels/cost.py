@@ -196,8 +196,14 @@ def linear_attention(
         )
     c = _chunk('linear_attention', implementation, b, t, h, k, v, decay)
     exponentials = _exponentials('linear_attention', implementation, c, decay, k)
-    ahead = Cost(steps * (4 * state + 2 * c * (k + v)), moved, steps * exponentials[0])
-    return CallCost(model, Passes(ahead, Cost(3 * ahead.flops, moved_back, steps * exponentials[1])))
+    if implementation == 'mosaic_tpu' and decay == 'vector':
+        # Where decays are moderate, with one product for scores. Sums of decays are products too, in three parts.
+        ahead = Cost(steps * (4 * state + 2 * c * (7 * k + v)), moved, steps * exponentials[0])
+        back = steps * (10 * state + 2 * c * (24 * k + 2 * v))
+    else:
+        ahead = Cost(steps * (4 * state + 2 * c * (k + v)), moved, steps * exponentials[0])
+        back = 3 * ahead.flops
+    return CallCost(model, Passes(ahead, Cost(back, moved_back, steps * exponentials[1])))
 
 
 def _linear_attention_on_hopper(k: int, v: int, decay: str | None) -> Passes:
@@ -385,9 +391,8 @@ def _exponentials_on_tpus(core: str, c: int, decay: str | None, k: int, keys: in
     if core == 'linear_attention':
         if decay != 'vector':
             return c, c
-        # For every other step of a sub-block, twice backward, for every sub-block that reads, and to the ends of both.
-        blocks = c // tiling.SUBBLOCK
-        return k * (tiling.SUBBLOCK + blocks + 3), k * (2 * tiling.SUBBLOCK + blocks + 5)
+        # From the middle of a chunk and back, and to both ends; backward once more for the states.
+        return 4 * k, 5 * k
     # What reads before the state decays in its step has sums of its own.
     apart = core == 'diagonal_low_rank'
     if decay != 'vector':
