@@ -1,5 +1,6 @@
 """Going on for longer than a run was meant to go."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -7,6 +8,7 @@ import re
 import shutil
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections.config_flags import config_path
@@ -21,7 +23,7 @@ from attnlab.train.fork import Fork, forked_config
 from attnlab.train.fork import fork as fork_of
 from attnlab.train.optimizer import Override
 from attnlab.train.run import forked_at
-from attnlab.train.schedule import Constant, Cosine, WarmupStableDecay
+from attnlab.train.schedule import Constant, Cosine, Schedule, WarmupStableDecay
 from configs import language
 from tests.train.test_resume import final_state
 
@@ -247,6 +249,21 @@ def test_a_copy_that_was_not_recorded_is_not_recorded_as_of_another_step(corpus,
     assert f'{fork} has checkpoint 4, and no run.json that says where it is from: go on' in capsys.readouterr().err
     assert main([*again, '--from_step=4']) == 0
     assert starts(fork)[0]['from']['step'] == 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Flat(Schedule):
+    """A schedule without a warm-up."""
+
+    def __call__(self, steps, peak_lr):
+        return lambda count: jnp.full_like(count, peak_lr, jnp.float32)
+
+
+def test_a_schedule_without_a_warm_up_is_forked_as_it_is(tmp_path):
+    config = language.get_config('zoo=mingru')
+    config.optimizer.schedule = spec(Flat)
+    configs.save(config, tmp_path / 'config.json')
+    assert configs.plain(forked_config(tmp_path).optimizer.schedule) == configs.plain(spec(Flat))
 
 
 def starts(workdir):
