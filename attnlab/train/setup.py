@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -385,7 +385,7 @@ class Setup:
         if self.start is None or not isinstance(self.task, Textual):
             return self
         theirs = self.restored(self.start.workdir)
-        before, after = (getattr(each.task, 'tokenizer', None) for each in (self, theirs))
+        before, after = self.task.tokenizer, cast(Textual, theirs.task).tokenizer
         # Of another size the start is refused by the shapes of what it takes.
         if before == after or before.vocab != after.vocab or not self.start.takes_tokens(self.abstract):
             return self
