@@ -6,6 +6,7 @@ spelled out, so that a saved config is a complete record. Nothing below `build` 
 
 import dataclasses
 import functools
+import inspect
 import pathlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
@@ -33,6 +34,9 @@ class Factory:
     kwargs: dict[str, Any]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Makes the module. Raises `UserError` where a class that is not of attnlab takes other arguments."""
+        if self.module.__module__.partition('.')[0] not in OWN:
+            _check_call(self.module, *args, **self.kwargs, **kwargs)
         return self.module(*args, **self.kwargs, **kwargs)
 
 
@@ -257,6 +261,17 @@ def check_choice(names: Collection[str], kind: str, name: str) -> None:
     """Raises `UserError` for a name that is not among those of a `kind` of choice, naming the nearest."""
     if name not in names:
         raise UserError(f'there is no {kind}={name}{nearest(name, names)}')
+
+
+def _check_call(module: type[nnx.Module], *args: Any, **kwargs: Any) -> None:
+    """Raises `UserError` for arguments that the constructor of a module does not take, or that it lacks."""
+    try:
+        inspect.signature(module.__init__).bind(None, *args, **kwargs)
+    except TypeError as error:
+        raise UserError(
+            f'{module.__module__}.{module.__qualname__} cannot be made: {error}; it is called with '
+            f'{", ".join([*map(str, args), *(f"{name}=" for name in kwargs)])}, so any other argument needs a default'
+        ) from error
 
 
 def _gained(fields: Mapping[str, Any]) -> dict[str, Any]:

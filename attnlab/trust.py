@@ -10,6 +10,7 @@ import functools
 import importlib
 import importlib.machinery
 import importlib.metadata
+import importlib.util
 import inspect
 import pathlib
 import sys
@@ -29,18 +30,32 @@ _allowed: set[str] = set()
 def allow(package: str) -> None:
     """Lets configs name classes of an installed package, or of a Python file, whose folder becomes importable.
 
-    Raises `UserError` for a file that is not there, or a name that cannot be one.
+    Raises `UserError` for a file that is not there, or that a module of the same name hides, and for a name that cannot
+    be one.
     """
-    name = package
-    if package.endswith('.py') or '/' in package:
-        path = pathlib.Path(package).expanduser().resolve()
-        if not path.exists():
-            raise UserError(f'--allow names {package!r}, and there is no such file; give a package or a Python file')
-        name = path.stem
-        importable(path.parent)
+    path = pathlib.Path(package).expanduser().resolve() if package.endswith('.py') or '/' in package else None
+    if path is not None and not path.exists():
+        raise UserError(f'--allow names {package!r}, and there is no such file; give a package or a Python file')
+    name = package if path is None else path.stem
     if not name.isidentifier():
         raise UserError(f'--allow names {package!r}; it must be a package, such as my_mixers, or a Python file')
+    if path is not None:
+        importable(path.parent)
+        _check_found(package, path)
     _allowed.add(name)
+
+
+def _check_found(package: str, path: pathlib.Path) -> None:
+    """Raises `UserError` where the name of the file or folder `path` imports something else, which comes before it."""
+    importlib.invalidate_caches()
+    spec = None if path.stem == '__main__' else importlib.util.find_spec(path.stem)
+    if spec is None:
+        return
+    places = [place for place in (spec.origin, *(spec.submodule_search_locations or ())) if place is not None]
+    if path not in {pathlib.Path(place).resolve() for place in places}:
+        raise UserError(
+            f'--allow names {package!r}, and another {path.stem} comes before it, {places[0]}; rename the file'
+        )
 
 
 def allow_module(module: str) -> None:
@@ -97,8 +112,14 @@ def named(path: Any, where: str) -> Any:
         if '__main__' in module.split('.'):
             raise ImportError(f'{module} is a program')
         found = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        remedy = f'; give its file, --allow=PATH/{package}.py' if error.name == package else ''
+        raise UserError(f'{where} is {path!r}, which cannot be imported: {error}{remedy}') from error
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f'{where} is {path!r}, which cannot be imported: {error}') from error
+    if inspect.isabstract(found) and package not in OWN:
+        lacks = ', '.join(sorted(found.__abstractmethods__))
+        raise UserError(f'{where} names {path}, which lacks {lacks} of its base class; define what is missing')
     if inspect.isabstract(found):
         raise UserError(f'{where} names {path}, of which there are kinds, and none in general; name one of them')
     if not is_part(found) or found.__module__.partition('.')[0] != package:

@@ -60,6 +60,19 @@ def commands_leave_settings_as_they_were() -> Iterator[None]:
             jax.config.update(name, value)
 
 
+@pytest.fixture
+def own_process(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[None]:
+    """A process of its own: what is allowed, importable and imported of the test ends with it."""
+    from attnlab import trust
+
+    monkeypatch.setattr(trust, '_allowed', set())
+    monkeypatch.setattr(sys, 'path', list(sys.path))
+    yield
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, '__file__', None)).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
 MAPS = pathlib.Path('/proc/self/maps')
 MOST_MAPS = 30_000
 """Pieces of memory of a process beyond which it drops its programs; they are read again from where they are kept.

@@ -105,7 +105,7 @@ def nothing(*arguments, **named):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(own_process, tmp_path, monkeypatch):
     """A folder with the clone's data, in which commands stop where they would begin to work."""
     for name in ('configs', 'experiments', 'scripts'):
         (tmp_path / name).symlink_to(ROOT / name)

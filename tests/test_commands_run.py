@@ -213,7 +213,7 @@ def place(words: list[str], originals: pathlib.Path, folder: pathlib.Path, finis
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(own_process, tmp_path, monkeypatch):
     """The folder in which commands are run: what the documents name is there."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'configs').symlink_to(ROOT / 'configs')

@@ -28,13 +28,6 @@ from configs import language
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-@pytest.fixture
-def own_process(monkeypatch):
-    """A process of its own: what is allowed and importable in it ends with the test."""
-    monkeypatch.setattr(trust, '_allowed', set())
-    monkeypatch.setattr(sys, 'path', list(sys.path))
-
-
 @pytest.mark.parametrize(
     ('target', 'message'),
     [
@@ -149,12 +142,83 @@ def test_the_mixer_of_the_readme_trains_and_is_loaded_again(own_process, tmp_pat
     assert 'zoo names my_mixers.MovingAverage' in capsys.readouterr().err
     allow = f'--allow={module}'
     assert cli.main([*train, allow]) == 0
+    assert f'Next: attnlab eval {workdir} {allow}' in ' '.join(capsys.readouterr().out.split())
     assert load(tmp_path / 'run' / 'config.json').model.stack.blocks[0].mixer.target == 'my_mixers.MovingAverage'
     trust._allowed.clear()
     assert cli.main(['generate', workdir, '--prompt=one']) == 2
     assert '--allow=my_mixers' in capsys.readouterr().err
     assert cli.main(['eval', workdir, '--multiples=1', '--tokens=64', '--compilation_cache=', allow]) == 0
     assert cli.main(['generate', workdir, '--prompt=one', '--tokens=4', '--compilation_cache=', allow]) == 0
+
+
+UNFINISHED = """
+from attnlab.mixers.mixer import Mixer
+
+
+class Halved(Mixer):
+    def __init__(self, dim, *, rngs):
+        pass
+
+    def __call__(self, x, ctx, state=None):
+        return x / 2, state
+
+
+class Forgetful(Halved):
+    def init_state(self, batch, length, dtype):
+        return ()
+
+
+class Layered(Forgetful):
+    def __init__(self, dim, layer, *, rngs):
+        pass
+"""
+
+
+def test_what_a_first_mixer_lacks_is_said_in_one_line(own_process, tmp_path, capsys):
+    (tmp_path / 'my_halves.py').write_text(UNFINISHED)
+    wrong = {'Halved': 'zoo names my_halves.Halved, which lacks init_state of its base class', 'Layered': "'layer'"}
+    for name, said in wrong.items():
+        train = [
+            'train',
+            f'--config=language:zoo=my_halves.{name}',
+            f'--allow={tmp_path / "my_halves.py"}',
+            '--dry_run',
+        ]
+        assert cli.main(train) == 2
+        assert said in capsys.readouterr().err, name
+    text = tmp_path / 'text.txt'
+    text.write_text('one and two and three\n' * 400)
+    train = ['train', f'--config=language:zoo=my_halves.Forgetful,data={text}', f'--allow={tmp_path / "my_halves.py"}']
+    train += ['--config.steps=1', '--config.batch_size=2', '--config.length=8', '--config.model.dim=8']
+    train += ['--config.model.stack.depth=1', '--config.evals=()', '--compilation_cache=']
+    assert cli.main([*train, f'--workdir={tmp_path / "run"}']) == 0
+    assert 'no layer keeps a state, so that attnlab generate' in ' '.join(capsys.readouterr().out.split())
+
+
+def test_a_module_that_is_not_found_is_asked_for_by_its_file(own_process):
+    trust.allow('my_absent')
+    with pytest.raises(UserError, match=r'No module named .my_absent.; give its file, --allow=PATH/my_absent.py'):
+        trust.named('my_absent.Mixer', 'zoo')
+    with pytest.raises(UserError, match=r'No module named .attnlab.absent.$'):
+        trust.named('attnlab.absent.Mixer', 'zoo')
+
+
+def test_a_file_whose_name_another_module_has_is_not_allowed(own_process, tmp_path):
+    for folder in 'ab':
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / 'my_twins.py').write_text('')
+    for name in ('code', 'time', 'attnlab'):
+        (tmp_path / f'{name}.py').write_text('')
+        with pytest.raises(UserError, match=f'--allow names .*{name}.py.* another {name} comes before it, .*; rename'):
+            trust.allow(str(tmp_path / f'{name}.py'))
+    trust.allow(str(tmp_path / 'a' / 'my_twins.py'))
+    trust.allow(str(tmp_path / 'a' / 'my_twins.py'))
+    with pytest.raises(UserError, match=r'another my_twins comes before it, .*a/my_twins.py; rename'):
+        trust.allow(str(tmp_path / 'b' / 'my_twins.py'))
+    (tmp_path / 'my_package').mkdir()
+    (tmp_path / 'my_package' / '__init__.py').write_text('')
+    trust.allow(str(tmp_path / 'my_package'))
+    assert trust.allowed() == ['my_package', 'my_twins']
 
 
 def test_patterns_join_rows():

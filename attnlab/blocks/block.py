@@ -69,13 +69,16 @@ def step(
 ) -> Step:
     """Runs one pre-norm branch: `x, kept = read(streams)`, `streams = add(kept, dropped(branch(norm(x))))`.
 
-    Raises `UserError` for a branch that changes the shape: one token would be added to all without a word.
+    Raises `UserError` for a branch that changes the shape, for one token would be added to all without a word, or the
+    type, which a stack of several layers could not keep.
     """
     x, kept = connection.read(streams)
     normed = norm(x)
     y, state = branch(normed)
     if y.shape != normed.shape:
         raise UserError(f'the {name} of a block returned shape {y.shape}; expected that of its input, {normed.shape}')
+    if y.dtype != x.dtype:
+        raise UserError(f'the {name} of a block returned {y.dtype}; expected the type of the stream, {x.dtype}')
     return Step(name, normed, y, connection.add(kept, dropped(y, dropout, ctx)), state)
 
 

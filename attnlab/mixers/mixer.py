@@ -131,6 +131,11 @@ def _kind(state: Any) -> str:
     return f'{name} of {", ".join(map(_kind, state))}' if type(state) in (tuple, list) and state else name
 
 
+def _described(state: Any) -> str:
+    shapes = ', '.join(str(jax.numpy.shape(array)) for array in jax.tree.leaves(state))
+    return f'{_kind(state)} with shapes {shapes}' if shapes else _kind(state)
+
+
 def _checked_sizes(init_state: Callable[..., Any]) -> Callable[..., Any]:
     """The same `init_state`, which checks its sizes first; there may be no rows, and room for no token."""
 
@@ -166,6 +171,10 @@ def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
         # Its own state it hands on in the same shapes; asking `init_state` every time would cost milliseconds.
         if _shapes(advanced) != _shapes(state):
             check_state(self, x, state)
+            raise UserError(
+                f'{type(self).__name__} was given a state and returned {_described(advanced)}; it must return the '
+                f'advanced state, {_described(state)}'
+            )
         return y, advanced
 
     return checked_call

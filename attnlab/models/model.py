@@ -130,8 +130,17 @@ class Model(Module):
     def losses(
         self, hidden: Float[Array, '*b d'], targets: Shaped[Array, '...'], key: DropoutKey | None = None
     ) -> Float[Array, '*b']:
-        """The loss of the head, one number per hidden state; with a key what the head minimises in training."""
-        return self.head.losses(hidden, targets) if key is None else self.head.objective(hidden, targets, key)
+        """The loss of the head, one number per hidden state; with a key what the head minimises in training.
+
+        Raises `UserError` for a head that gives another number of them: weights would be spread over these.
+        """
+        found = self.head.losses(hidden, targets) if key is None else self.head.objective(hidden, targets, key)
+        if found.shape != hidden.shape[:-1]:
+            raise UserError(
+                f'{type(self.head).__name__} gave losses of shape {found.shape}; expected one per hidden state, '
+                f'{hidden.shape[:-1]}'
+            )
+        return found
 
     def logits(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:
         """The head's, in float32."""

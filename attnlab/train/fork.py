@@ -134,8 +134,10 @@ def forked_config(run: pathlib.Path, workdir: pathlib.Path | None = None) -> Con
     config = saved_config(run)
     try:
         schedule = config.optimizer.schedule
-        with config.unlocked():
-            schedule.warmup = float(in_steps('warmup', schedule.warmup, config.steps))
+        # A schedule of one's own may have none.
+        if 'warmup' in schedule:
+            with config.unlocked():
+                schedule.warmup = float(in_steps('warmup', schedule.warmup, config.steps))
     except (AttributeError, LookupError, TypeError) as error:
         raise UserError(f'{path} is damaged: {type(error).__name__}: {error}; put back a copy of it') from error
     return config

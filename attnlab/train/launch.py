@@ -19,6 +19,7 @@ from attnlab.train.fork import Fork
 from attnlab.train.profile import Profile
 from attnlab.train.run import QUANTIZATION
 from attnlab.train.setup import Setup, prepare
+from attnlab.trust import allowed
 
 STOPPED = 75
 """The exit status of a run that was asked to stop and saved, EX_TEMPFAIL: the same command resumes it."""
@@ -42,11 +43,14 @@ def launch(
     started = time.perf_counter()
     _check_trainable(config, workdir, fork)
     setup = prepare(config).restored(workdir if fork is None else fork.run)
+    if fork is None and not run.has_begun(workdir):
+        setup = setup.begun()
     setup.check()
     setup.load_data()
     facts = run_facts(setup)
     fork = None if fork is None else fork.in_parts(setup.parts)
     opening = [*setup.missing_layers, *(f'whole on every device: {line}' for line in setup.undivided())]
+    opening += _forgets(setup, facts)
     opening.append(_headline(setup, facts, workdir, time.perf_counter() - started))
     outcome = train(
         setup,
@@ -61,7 +65,9 @@ def launch(
         opening=opening if fork is None else [*opening, str(fork)],
     )
     if jax.process_index() == 0 and outcome == loop.FINISHED:
-        console.print(f'finished: {setup.steps} steps. Next: attnlab eval --workdir={shlex.quote(str(workdir))}')
+        given = [('workdir', str(workdir)), *(('allow', package) for package in allowed())]
+        flags = ' '.join(f'--{name}={shlex.quote(value)}' for name, value in given)
+        console.print(f'finished: {setup.steps} steps. Next: attnlab eval {flags}')
     return 0 if outcome == loop.FINISHED else STOPPED
 
 
@@ -104,13 +110,14 @@ def train(
         run.check_data(workdir, facts['data'], other=other_data)
         setup, provenance = _with_provenance(setup, workdir, fork)
         if jax.process_index() == 0:
+            # First, so that wherever this stops there is no checkpoint without the tokenizer of its parameters.
+            setup.task.save(workdir)
             if fork is not None:
                 fork.copy_into(workdir)
             opening = [*opening, *_other_parts(setup, workdir)]
             facts = {**facts, **provenance}
             facts = facts if profile is None else {**facts, 'profile': str(profile)}
             run.record(workdir, {**facts, 'other_data': other_data})
-            setup.task.save(workdir)
             for line in opening:
                 console.print(line)
         outcome, _ = loop.train(
@@ -179,6 +186,16 @@ def run_facts(setup: Setup) -> dict[str, Any]:
         'time_division': setup.time_division(),
         'data': setup.task.describe(),
     }
+
+
+def _forgets(setup: Setup, facts: dict[str, Any]) -> list[str]:
+    """What is said of a model that decodes and keeps nothing of what it read, as a mixer of one's own may have it."""
+    if not getattr(setup.model, 'decodes', False) or any(facts['state_bytes_per_sequence'].values()):
+        return []
+    return [
+        'no layer keeps a state, so that attnlab generate continues a text by its last token alone; where mixers read '
+        'more, their init_state must say so: see attnlab.testing.contract.check_mixer'
+    ]
 
 
 def _headline(setup: Setup, facts: dict[str, Any], workdir: pathlib.Path, seconds: float) -> str:

@@ -210,7 +210,10 @@ class Optimizer(abc.ABC):
     def _group_of(self, path: str, variable: nnx.Variable) -> Group:
         group = variable.get_metadata().get('group')
         if group not in GROUPS:
-            raise UserError(f'parameter {path} is of group {group!r}; it must be one of {", ".join(GROUPS)}')
+            raise UserError(
+                f'parameter {path} is of group {group!r}; it must be one of {", ".join(GROUPS)}: make it by '
+                'attnlab.nn.parameter.param, or its map by attnlab.nn.projections.Linear'
+            )
         return getattr(self.groups, group)
 
 

@@ -29,7 +29,7 @@ class Programs:
     def prepare(self, config: ConfigDict) -> tuple[Setup, dict[str, Any]]:
         """The setup of a run, and the facts of `run_facts`. Raises Unbuildable for a config that cannot be built."""
         try:
-            setup = prepare(config)
+            setup = prepare(config).begun()
             setup.check()
         except UserError as error:
             raise Unbuildable(str(error)) from error

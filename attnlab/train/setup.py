@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from attnlab.config import build, check_keys
+from attnlab.data.text.tokenizers import Untrained
 from attnlab.errors import UserError
 from attnlab.functional import cores, sequence
 from attnlab.functional.indices import check_indices
@@ -22,13 +23,13 @@ from attnlab.metrics import Average
 from attnlab.models.heads.head import heads
 from attnlab.models.stack import missing_layers
 from attnlab.signature import check_type
-from attnlab.tasks.task import Batch, Task
+from attnlab.tasks.task import Batch, Task, Textual
 from attnlab.train import partition
 from attnlab.train.average import SUFFIX
 from attnlab.train.moving import check_followed
 from attnlab.train.optimizer import Optimizer, Rates, trained
 from attnlab.train.report import Reporting
-from attnlab.train.run import QUANTIZATION
+from attnlab.train.run import QUANTIZATION, newest_checkpoint
 from attnlab.train.start import FromRun
 from attnlab.train.state import TrainState, abstract_model, initialize, split
 from attnlab.train.step import Metrics, Precision, make_step
@@ -369,8 +370,37 @@ class Setup:
         return list(dict.fromkeys(map(str, found)))
 
     def restored(self, workdir: pathlib.Path) -> 'Setup':
-        """This setup with the saved parts of the task from a work directory, such as its tokenizer."""
-        return dataclasses.replace(self, task=self.task.restored(workdir))
+        """This setup with the saved parts of the task from a work directory, such as its tokenizer.
+
+        Raises `UserError` where there are parameters of tokens, and not the tokenizer that was trained for them.
+        """
+        task = self.task.restored(workdir)
+        if _untrained(task) and newest_checkpoint(workdir):
+            raise UserError(
+                f'{workdir} has a checkpoint and no tokenizer.json, so that its tokens are unknown: put back a copy of '
+                'it; a fork has that of the run it is from'
+            )
+        return dataclasses.replace(self, task=task)
+
+    def begun(self) -> 'Setup':
+        """This setup with the tokenizer of the run that it begins with, if that one's tokens are taken from there.
+
+        Raises `UserError` where its own is trained, and another.
+        """
+        if self.start is None or not isinstance(self.task, Textual):
+            return self
+        theirs = self.restored(self.start.workdir)
+        before, after = self.task.tokenizer, cast(Textual, theirs.task).tokenizer
+        # Of another size the start is refused by the shapes of what it takes.
+        if before == after or before.vocab != after.vocab or not self.start.takes_tokens(self.abstract):
+            return self
+        if not _untrained(self.task) and before.hash != after.hash:
+            raise UserError(
+                f'config.start.run is {self.start.run}, whose tokenizer has hash {after.hash}, and that of this run '
+                f'{before.hash}: what is taken belongs to other tokens; use the tokenizer of that run, or leave '
+                "embedding and head, --config.start.leave=\"('embedding/*', 'head/*')\""
+            )
+        return theirs
 
     def load_data(self) -> None:
         """Loads all data, so that errors are raised before anything is written."""
@@ -489,6 +519,11 @@ def prepare(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> 
         start=built.get('start'),
         missing_layers=_missing_layers(config.model),
     )
+
+
+def _untrained(task: Task) -> bool:
+    """Whether a task is on text whose tokenizer is still to be trained."""
+    return isinstance(task, Textual) and isinstance(task.tokenizer, Untrained)
 
 
 def _missing_layers(model: ConfigDict) -> tuple[str, ...]:

@@ -22,6 +22,9 @@ from attnlab.train.state import TrainState
 TAKEN = ('params', 'buffers')
 """The parts of the train state that are copied; prefixes of array names in a checkpoint."""
 
+OF_TOKENS = ('params.embedding.', 'params.head.')
+"""What the arrays of a model that belong to tokens are called in a checkpoint."""
+
 
 @dataclasses.dataclass(frozen=True)
 class FromRun:
@@ -39,7 +42,7 @@ class FromRun:
 
     def check(self, abstract: TrainState) -> None:
         """Raises `UserError` where the checkpoint does not exist, is damaged or does not fit; reads no parameters."""
-        run = self._folder.parent
+        run = self.workdir
         if (run / 'config.json').exists() and QUANTIZATION in saved_config(run):
             raise UserError(f'config.start.run is {self.run}, a quantized run; name the one that it was made from')
         steps = steps_in(self._folder)
@@ -69,6 +72,10 @@ class FromRun:
     def describe(self) -> dict[str, Any]:
         """The run and the step as plain data, for run.json."""
         return {'run': self.run, 'step': self.step}
+
+    def takes_tokens(self, abstract: TrainState) -> bool:
+        """Whether it copies what a model of text has for every token: of its embedding or its head."""
+        return any(name.startswith(OF_TOKENS) for name in self._taken(abstract))
 
     def restore_into(self, state: TrainState, abstract: TrainState) -> TrainState:
         """Replaces the variables of `state`, whose shapes and shardings are `abstract`, by those of the run.
@@ -123,8 +130,13 @@ class FromRun:
         return contextlib.closing(Checkpoints(self._folder, notify=lambda line: print(visible(line), file=sys.stderr)))
 
     @property
+    def workdir(self) -> pathlib.Path:
+        """The folder of that run."""
+        return pathlib.Path(self.run).expanduser()
+
+    @property
     def _folder(self) -> pathlib.Path:
-        return pathlib.Path(self.run).expanduser() / 'checkpoints'
+        return self.workdir / 'checkpoints'
 
 
 @dataclasses.dataclass(frozen=True)

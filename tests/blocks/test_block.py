@@ -120,3 +120,11 @@ def test_a_part_that_changes_the_shape_is_named():
 
     with pytest.raises(UserError, match=r'the mixer of a block returned shape \(1, 1, 2\); expected .*\(1, 6, 2\)'):
         step('mixer', X, last_token, norm=lambda x: x, connection=Addition(), ctx=CTX)
+
+
+def test_a_part_that_changes_the_type_is_named():
+    def wide(x):
+        return x.astype(jnp.float32), None
+
+    with pytest.raises(UserError, match=r'the mlp of a block returned float32; expected the type of the .* bfloat16'):
+        step('mlp', X.astype(jnp.bfloat16), wide, norm=lambda x: x, connection=Addition(), ctx=CTX)

@@ -9,6 +9,8 @@ from flax import nnx
 from attnlab.blocks.block import Block
 from attnlab.config import build, spec
 from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.mixers.mixer import Mixer
 from attnlab.models.stack import Stack
 from attnlab.nn.mlps import ConvolvedMLP
 from attnlab.nn.preludes import Canon
@@ -41,3 +43,25 @@ def test_a_stack_is_left_as_it_was_by_no_tokens():
     y, after = stack(noise(1, 0, 8), Context.full(1, 0), state)
     assert y.shape == (1, 0, 8)
     jax.tree.map(np.testing.assert_array_equal, after, state)
+
+
+class Returns(Mixer):
+    """A mixer whose state is one number a row, and which returns what it is made with in its place."""
+
+    def __init__(self, dim, *, state, rngs):
+        del dim, rngs
+        self.returned = nnx.data(state)
+
+    def __call__(self, x, ctx, state=None):
+        return x, None if state is None else self.returned
+
+    def init_state(self, batch, length, dtype):
+        return (jnp.zeros(batch, dtype),)
+
+
+@pytest.mark.parametrize('state', [None, (), (jnp.zeros((2, 1)),), [jnp.zeros(2)]])
+def test_a_mixer_that_does_not_return_its_state_is_named(state):
+    mixer, x = Returns(4, state=state, rngs=nnx.Rngs(0)), noise(2, 3, 4)
+    with pytest.raises(UserError, match=r'^Returns was given a state and returned .*state, tuple of .* shapes \(2,\)'):
+        mixer(x, Context.full(2, 3), mixer.init_state(2, 8, x.dtype))
+    assert mixer(x, Context.full(2, 3))[1] is None

@@ -3,6 +3,7 @@
 import functools
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.mixer import Mixer
+from attnlab.models.heads.language import LanguageHead
 from attnlab.models.inputs.embedding import Embedding
 from attnlab.models.model import Model
 from attnlab.models.predictor import Predictor
@@ -95,6 +97,26 @@ def test_models_keep_the_protocol():
     assert isinstance(made, Predictor) and made.streaming and made.decodes and made.documents == 1
     with pytest.raises(UserError, match=r'model.pool is None; .* such as MeanPool'):
         made.pooled(TOKENS, Context.full(1, 8))
+
+
+class Spread(LanguageHead):
+    """A head whose losses have a dimension too many."""
+
+    def losses(self, hidden, targets):
+        return super().losses(hidden, targets)[..., None]
+
+    def objective(self, hidden, targets, key):
+        return self.losses(hidden, targets)
+
+
+@pytest.mark.parametrize('key', [None, jax.random.key(0)])
+def test_a_head_gives_one_loss_per_hidden_state(key):
+    made = model(None)
+    hidden, _ = made.hidden(TOKENS, Context.full(1, 8))
+    assert made.losses(hidden, TOKENS, key).shape == (1, 8)
+    made.head = Spread(8, 10, rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match=r'Spread gave losses of shape \(1, 8, 1\); expected .* state, \(1, 8\)'):
+        made.losses(hidden, TOKENS, key)
 
 
 class Patches(Embedding):

@@ -1,5 +1,6 @@
 """Going on for longer than a run was meant to go."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -8,6 +9,7 @@ import shutil
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections.config_flags import config_path
@@ -24,7 +26,7 @@ from attnlab.train.fork import fork as fork_of
 from attnlab.train.optimizer import Override
 from attnlab.train.partition import Axes
 from attnlab.train.run import forked_at
-from attnlab.train.schedule import Constant, Cosine, WarmupStableDecay
+from attnlab.train.schedule import Constant, Cosine, Schedule, WarmupStableDecay
 from configs import language
 from tests.train.test_resume import final_state
 
@@ -281,6 +283,21 @@ def test_a_fork_and_a_run_that_go_on_in_other_parts_say_so(corpus, tmp_path, cap
     said = ' '.join(capsys.readouterr().out.split())
     assert 'whose steps up to there were not those of this run (parts of a step: 1, 2 before, 1 now): the' in said
     assert starts(fork)[0]['from']['other_updates'] == ['parts of a step: 1, 2 before, 1 now']
+
+
+@dataclasses.dataclass(frozen=True)
+class Flat(Schedule):
+    """A schedule without a warm-up."""
+
+    def __call__(self, steps, peak_lr):
+        return lambda count: jnp.full_like(count, peak_lr, jnp.float32)
+
+
+def test_a_schedule_without_a_warm_up_is_forked_as_it_is(tmp_path):
+    config = language.get_config('zoo=mingru')
+    config.optimizer.schedule = spec(Flat)
+    configs.save(config, tmp_path / 'config.json')
+    assert configs.plain(forked_config(tmp_path).optimizer.schedule) == configs.plain(spec(Flat))
 
 
 def starts(workdir):

@@ -2,12 +2,14 @@
 
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 
 import pytest
 
 from attnlab import cli
+from attnlab import config as configs
 from attnlab.data.edition import content_of
 from attnlab.data.long_range import authorship, digits
 from attnlab.data.long_range.authorship import Authorship
@@ -38,7 +40,9 @@ from attnlab.tasks.planted import Planted
 from attnlab.tasks.separation import Separation
 from attnlab.tasks.synthetic import LabelPrediction
 from attnlab.tasks.transitions import Transitions
-from attnlab.train import run
+from attnlab.train import launch, run
+from attnlab.train.fork import Fork
+from attnlab.train.setup import prepare
 
 LANGUAGE = pathlib.Path(__file__).parents[2] / 'configs' / 'language.py'
 
@@ -83,6 +87,64 @@ def test_another_text_is_refused_and_the_tokenizer_stays(trained, capsys):
     assert [start['other_data'] for start in starts] == [False, True]
     assert starts[1]['data']['content_hash'] != before
     assert load_tokenizer(workdir / 'tokenizer.json').hash == tokenizer.hash == starts[1]['data']['tokenizer']['hash']
+
+
+@pytest.mark.parametrize('place', ['fork', 'copy'])
+def test_a_fork_that_was_interrupted_has_the_tokenizer_of_its_parameters(trained, place, tmp_path, monkeypatch):
+    _, text, workdir = trained
+    text.write_text('six or seven or eight or nine\n' * 400)
+    fork = tmp_path / 'fork'
+    again = [
+        'train',
+        f'--from={workdir}',
+        f'--workdir={fork}',
+        '--other_data',
+        '--config.steps=4',
+        '--compilation_cache=',
+    ]
+    broken = {'fork': (launch.run, 'record'), 'copy': (Fork, 'copy_into')}[place]
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(*broken, lambda *given: sys.exit(9))
+        cli.main(again)
+    assert not (fork / 'run.json').exists()
+    assert load_tokenizer(fork / 'tokenizer.json') == load_tokenizer(workdir / 'tokenizer.json')
+    assert cli.main(again) == 0
+    assert load_tokenizer(fork / 'tokenizer.json') == load_tokenizer(workdir / 'tokenizer.json')
+
+
+def test_a_checkpoint_without_its_trained_tokenizer_is_refused(trained, tmp_path, capsys):
+    argv, _, workdir = trained
+    (workdir / 'tokenizer.json').unlink()
+    fork = ['train', f'--from={workdir}', f'--workdir={tmp_path / "fork"}', '--config.steps=4']
+    for command in (argv, ['eval', f'--workdir={workdir}', '--compilation_cache='], fork):
+        assert cli.main(command) == 2
+        assert f'{workdir} has a checkpoint and no tokenizer.json, so that its' in capsys.readouterr().err
+    assert not (workdir / 'tokenizer.json').exists() and not (tmp_path / 'fork').exists()
+
+
+def test_parameters_of_a_run_come_with_its_tokenizer(trained, tmp_path):
+    argv, text, workdir = trained
+    theirs = load_tokenizer(workdir / 'tokenizer.json')
+    other = tmp_path / 'other.txt'
+    other.write_text('six or seven or eight or nine\n' * 400)
+    begun = [word.replace(str(text), str(other)) for word in argv]
+    begun[1] += f',run={workdir}'
+    begun[2] = f'--workdir={tmp_path / "begun"}'
+    assert cli.main(begun) == 0
+    assert load_tokenizer(tmp_path / 'begun' / 'tokenizer.json') == theirs
+    begun[2] = f'--workdir={tmp_path / "afresh"}'
+    assert cli.main([*begun, "--config.start.leave=('embedding/*', 'head/*')"]) == 0
+    own = load_tokenizer(tmp_path / 'afresh' / 'tokenizer.json')
+    assert own != theirs
+
+    setup = prepare(configs.load(tmp_path / 'begun' / 'config.json'))
+    assert (
+        setup.begun().task.tokenizer == theirs and setup.restored(tmp_path / 'begun').begun().task.tokenizer == theirs
+    )
+    with pytest.raises(UserError, match=f'config.start.run is {workdir}, whose .* {theirs.hash}, .* run {own.hash}: '):
+        setup.restored(tmp_path / 'afresh').begun()
+    shutil.rmtree(workdir)
+    assert cli.main([word.replace('afresh', 'begun') for word in begun]) == 0, 'what it began with is read once'
 
 
 def test_prompts_of_ones_own_are_asked_whatever_the_text_is_by_now(trained, capsys):
