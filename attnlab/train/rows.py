@@ -12,7 +12,9 @@ def places_of(setup: Setup, split: str, count: int) -> list[int]:
     """The places of `count` rows all over a split. Raises `UserError` for a split that does not exist, or fewer."""
     length = len(setup.task.source(split, setup.length))
     if count > length:
-        raise UserError(f'rows is {count}; the {split} split has {length} rows of {setup.length}')
+        raise UserError(
+            f'rows is {count}; the {split} split has {length} rows of {setup.length}: ask for {length} or fewer'
+        )
     return spread(length, count)
 
 
