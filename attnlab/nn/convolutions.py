@@ -58,7 +58,9 @@ class Conv(Module):
             (around, around),
             dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
         )
-        return y + jnp.broadcast_to(self.bias[...].astype(y.dtype), y.shape)
+        # Wide, so that the gradient of the bias is summed over places in float32.
+        wide = y.astype(wide_dtype(y.dtype))
+        return (wide + jnp.broadcast_to(self.bias[...].astype(wide.dtype), wide.shape)).astype(y.dtype)
 
 
 class DepthwiseConv(Module):

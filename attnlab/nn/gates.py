@@ -132,7 +132,9 @@ class SliceMLPGate(Module):
         self.bias = _bias_of(0.5, heads, rngs)
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t h 1']:
-        hidden = jax.nn.relu(_by_slice(x, self.up) + self.up_bias[...].astype(x.dtype)[None, None])
+        up = _by_slice(x, self.up)
+        # Cast after it is spread over tokens, so that its gradient is summed over them in its own type.
+        hidden = jax.nn.relu(up + jnp.broadcast_to(self.up_bias[...], up.shape).astype(up.dtype))
         return _open(jnp.einsum('bthf,hf->bth', hidden, self.down[...].astype(x.dtype)), self.bias)
 
 
