@@ -22,7 +22,7 @@ from attnlab.metrics import Average
 from attnlab.models.heads.head import heads
 from attnlab.models.stack import missing_layers
 from attnlab.signature import check_type
-from attnlab.tasks.task import Batch, Task
+from attnlab.tasks.task import Batch, Choosy, Task
 from attnlab.train import partition
 from attnlab.train.moving import check_followed
 from attnlab.train.optimizer import Optimizer, Rates, trained
@@ -377,9 +377,12 @@ class Setup:
         """Raises `UserError` for a config that cannot be trained as it is given.
 
         A batch that does not divide into its accumulation parts or over the mesh, or that is divided into parts before
-        a head that looks at all of it; a part that follows the batches of training, where nothing tells it of them.
+        a head that looks at all of it; a part that follows the batches of training, where nothing tells it of them;
+        a model that the task refuses.
         """
         check_followed(self.model)
+        if isinstance(self.task, Choosy):
+            self.task.check(self.model)
         partition.check_time(self.mesh, self.length, self.model)
         for head in heads(self.model) if self.parts > 1 else ():
             if head.of_batch:
