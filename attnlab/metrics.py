@@ -72,8 +72,8 @@ PRODUCTS = '_products'
 
 
 def perplexity(nats: float) -> float:
-    """`exp(loss)`, infinite where that overflows."""
-    return math.exp(nats) if nats < 700 else math.inf
+    """`exp(loss)`, infinite where that overflows, NaN of NaN."""
+    return math.inf if nats >= 700 else math.exp(nats)
 
 
 def bits(nats: float) -> float:

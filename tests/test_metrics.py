@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from attnlab.metrics import Average, likeliest
+from attnlab.metrics import Average, likeliest, perplexity
 
 
 @pytest.mark.parametrize('module', [np, jnp])
@@ -34,3 +34,7 @@ def test_no_label_is_the_likeliest_beside_a_nan():
     logits = jnp.asarray([[jnp.nan] * 3, [0.0, 2.0, jnp.nan], [-jnp.inf, -jnp.inf, -jnp.inf], [0.0, jnp.inf, 1.0]])
     for label, wanted in enumerate([[False, False, True, False], [False, False, False, True], [False] * 4]):
         assert likeliest(logits, jnp.full(4, label)).tolist() == wanted
+
+
+def test_the_perplexity_of_nothing_known_is_not_infinite():
+    assert perplexity(0.0) == 1 and perplexity(800.0) == perplexity(np.inf) == np.inf and np.isnan(perplexity(np.nan))

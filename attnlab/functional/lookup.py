@@ -35,7 +35,8 @@ WHOLE = ('data', SEQUENCE)
 
 
 def _take(table: Float[Array, 'o d'], index: Int[Array, '*b']) -> Float[Array, '*b d']:
-    return jnp.take(table, index, axis=0, mode='fill')
+    # `jnp.take` would count negative ones from the end.
+    return table.at[index].get(mode='fill', wrap_negative_indices=False)
 
 
 _summed_in_order = jax.custom_vjp(_take)
@@ -60,12 +61,11 @@ _summed_in_order.defvjp(_looked_up, _summed)
 def sum_by_row(values: Float[Array, 'n d'], index: Int[Array, ' n'], rows: int) -> Float[Array, 'o d']:
     """The sums of the values of every index below `rows`, those with one index added in a fixed order.
 
-    Values are sorted by index, and summed along each run of one index by a scan of logarithmic depth. Negative indices
-    count from the end, as in `jnp.take`; what has no row is left out.
+    Values are sorted by index, and summed along each run of one index by a scan of logarithmic depth. What has no row
+    is left out.
     """
     if index.size == 0:
         return jnp.zeros((rows, values.shape[1]), values.dtype)
-    index = jnp.where(index < 0, index + rows, index)
     order = jnp.argsort(index)
     found = index[order]
     new = found[1:] != found[:-1]

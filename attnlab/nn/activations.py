@@ -1,5 +1,6 @@
 """Nonlinearities by name: elementwise functions, and those with parameters of their own."""
 
+import abc
 import math
 from collections.abc import Callable
 
@@ -12,7 +13,7 @@ from jaxtyping import Float
 
 from attnlab.errors import UserError, nearest
 from attnlab.functional.precision import wide_dtype
-from attnlab.functional.recomputed import recomputed
+from attnlab.functional.recomputed import recomputed, recomputed_method
 from attnlab.module import Module
 from attnlab.nn.parameter import param, starting_at
 
@@ -85,7 +86,18 @@ as compared by Dubey, Singh and Chaudhuri 2022, https://arxiv.org/abs/2109.14545
 
 
 class Elementwise(Module):
-    """A nonlinearity with parameters; they are scalars, each shared by all channels."""
+    """A nonlinearity with parameters, each shared by all channels, in float32 or better.
+
+    What all numbers of a layer share has a gradient that is summed over all of them, which 16 bits cannot hold.
+    """
+
+    @recomputed_method
+    def __call__(self, x: Float[Array, '*b']) -> Float[Array, '*b']:
+        return self._wide(x.astype(wide_dtype(x.dtype))).astype(x.dtype)
+
+    @abc.abstractmethod
+    def _wide(self, x: Float[Array, '*b']) -> Float[Array, '*b']:
+        """The nonlinearity of numbers in float32 or better."""
 
     def _scalar(self, value: float, rngs: nnx.Rngs) -> nnx.Param:
         return param(nnx.initializers.constant(value), (), axes=(), group='vector', rngs=rngs)
@@ -97,7 +109,7 @@ class PReLU(Elementwise):
     def __init__(self, *, rngs: nnx.Rngs):
         self.slope = self._scalar(0.25, rngs)
 
-    def __call__(self, x: Float[Array, '*b']) -> Float[Array, '*b']:
+    def _wide(self, x: Float[Array, '*b']) -> Float[Array, '*b']:
         return jnp.maximum(x, 0) + self.slope[...].astype(x.dtype) * jnp.minimum(x, 0)
 
 
@@ -107,7 +119,7 @@ class Swish(Elementwise):
     def __init__(self, *, rngs: nnx.Rngs):
         self.sharpness = self._scalar(1.0, rngs)
 
-    def __call__(self, x: Float[Array, '*b']) -> Float[Array, '*b']:
+    def _wide(self, x: Float[Array, '*b']) -> Float[Array, '*b']:
         return x * jax.nn.sigmoid(self.sharpness[...].astype(x.dtype) * x)
 
 
@@ -117,7 +129,7 @@ class CRReLU(Elementwise):
     def __init__(self, *, rngs: nnx.Rngs):
         self.correction = self._scalar(0.01, rngs)
 
-    def __call__(self, x: Float[Array, '*b']) -> Float[Array, '*b']:
+    def _wide(self, x: Float[Array, '*b']) -> Float[Array, '*b']:
         return jax.nn.relu(x) + self.correction[...].astype(x.dtype) * x * jnp.exp(-jnp.square(x) / 2)
 
 
@@ -132,7 +144,7 @@ class SRS(Elementwise):
         self.log_width = self._scalar(float(np.log(3)), rngs)
         self.log_rest = self._scalar(float(np.log(5 - 3 / np.e)), rngs)
 
-    def __call__(self, x: Float[Array, '*b']) -> Float[Array, '*b']:
+    def _wide(self, x: Float[Array, '*b']) -> Float[Array, '*b']:
         width = jnp.exp(self.log_width[...].astype(x.dtype))
         height = width / np.e + jnp.exp(self.log_rest[...].astype(x.dtype))
         # Below 0 numerator and denominator are multiplied by exp(x / b): no exponential is greater than 1.
@@ -151,13 +163,13 @@ class PDELU(Elementwise):
     def __init__(self, *, rngs: nnx.Rngs):
         self.height = self._scalar(1.0, rngs)
 
-    def __call__(self, x: Float[Array, '*b']) -> Float[Array, '*b']:
+    def _wide(self, x: Float[Array, '*b']) -> Float[Array, '*b']:
         # Clipped before the power, which is whole, so that the derivative is 0 from -10 down.
         power = jnp.maximum(1 + 0.1 * jnp.minimum(x, 0), 0) ** 10
         return jnp.maximum(x, 0) + self.height[...].astype(x.dtype) * (power - 1)
 
 
-class PAU(Module):
+class PAU(Elementwise):
     """`sum_{0..5} a_j x^j / (1 + |sum_{1..4} b_k x^k|)`, learned from within 0.03 of `max(0, x)` on [-3, 3].
 
     The start is the one that Molina, Schramowski and Kersting 2020, https://arxiv.org/abs/1907.06732, have for a ReLU.
@@ -170,7 +182,7 @@ class PAU(Module):
             param(starting_at(start), start.shape, axes=(None,), group='vector', rngs=rngs) for start in (above, below)
         )
 
-    def __call__(self, x: Float[Array, '*b']) -> Float[Array, '*b']:
+    def _wide(self, x: Float[Array, '*b']) -> Float[Array, '*b']:
         above = [self.above[...][place].astype(x.dtype) for place in range(6)]
         below = [self.below[...][place].astype(x.dtype) for place in range(4)]
         return _polynomial(x, above) / (1 + jnp.abs(x * _polynomial(x, below)))

@@ -1,6 +1,7 @@
 """Convolutions of images, volumes, rows and their documents, channels last."""
 
 import itertools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -30,13 +31,21 @@ class PatchMap(Module):
     Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929.
     """
 
+    axes: ClassVar[tuple[str | None, str | None]] = (None, 'embed')
+
     def __init__(self, channels: int, dim: int, *, patch: int, start: Scaled | Gaussian | None = None, rngs: nnx.Rngs):
         self.patch, initializer = patch, fan_in_normal if start is None else start.initializer()
-        joined, axes = patch * patch * channels, (None, 'embed')
-        self.linear = Linear(joined, dim, bias=True, initializer=initializer, axes=axes, rngs=rngs)
+        joined = patch * patch * channels
+        self.linear = Linear(joined, dim, bias=True, initializer=initializer, axes=self.axes, rngs=rngs)
 
     def __call__(self, image: Image) -> TokenGrid:
         return self.linear(joined_blocks(image, self.patch))
+
+
+class InnerPatchMap(PatchMap):
+    """`PatchMap` within a mixer: it ends no residual branch, so that it is no map to `embed`."""
+
+    axes = (None, None)
 
 
 class Conv(Module):
@@ -58,7 +67,9 @@ class Conv(Module):
             (around, around),
             dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
         )
-        return y + jnp.broadcast_to(self.bias[...].astype(y.dtype), y.shape)
+        # Wide, so that the gradient of the bias is summed over places in float32.
+        wide = y.astype(wide_dtype(y.dtype))
+        return (wide + jnp.broadcast_to(self.bias[...].astype(wide.dtype), wide.shape)).astype(y.dtype)
 
 
 class DepthwiseConv(Module):
@@ -184,12 +195,20 @@ class DilatedConv(Module):
 class NormedPatchMap(Module):
     """`PatchMap`, then a layer norm. Wang et al. 2021, https://arxiv.org/abs/2102.12122."""
 
+    kind: ClassVar[type[PatchMap]] = PatchMap
+
     def __init__(self, channels: int, dim: int, *, patch: int, start: Scaled | Gaussian | None = None, rngs: nnx.Rngs):
-        self.map = PatchMap(channels, dim, patch=patch, start=start, rngs=rngs)
+        self.map = self.kind(channels, dim, patch=patch, start=start, rngs=rngs)
         self.norm = LayerNorm(dim, rngs=rngs)
 
     def __call__(self, image: Image) -> TokenGrid:
         return self.norm(self.map(image))
+
+
+class InnerNormedPatchMap(NormedPatchMap):
+    """`NormedPatchMap` within a mixer."""
+
+    kind = InnerPatchMap
 
 
 class PatchMerging(Module):

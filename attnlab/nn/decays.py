@@ -15,7 +15,7 @@ from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed, recomputed_method
 from attnlab.module import Module
 from attnlab.nn.heads import by_head, head_channels
-from attnlab.nn.parameter import inverse_softplus, log_uniform, param
+from attnlab.nn.parameter import check_steps, inverse_softplus, log_uniform, param
 from attnlab.nn.positions import Alibi
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
@@ -99,10 +99,12 @@ class StepSize(Module):
     """The positive step of a discretised recurrence, `softplus(x + c)`, in float32 or better.
 
     At the start `softplus(c)` is log-uniform in `[low, high]`, so that time scales span that range.
-    Gu and Dao 2023, https://arxiv.org/abs/2312.00752.
+    Gu and Dao 2023, https://arxiv.org/abs/2312.00752. Raises `UserError` unless `0 < low <= high`.
     """
 
     def __init__(self, dim: int, *, low: float = 1e-3, high: float = 1e-1, rngs: nnx.Rngs):
+        check_steps(low, high)
+
         def bias(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
             return inverse_softplus(log_uniform(key, shape, low, high)).astype(dtype)
 

@@ -87,13 +87,15 @@ class EliteRope:
     def split(self, channels: int) -> tuple[int, int]:
         """Returns the numbers of unrotated and rotated channels of a query or key, which add up to those of the head.
 
-        Raises `UserError` unless all heads rotate the same number of pairs, distinct and within range, and for a
-        fraction that is not above 0 and at most 1.
+        Raises `UserError` unless all heads rotate the same number of pairs, distinct and within range, for chunks of
+        no head, and for a fraction that is not above 0 and at most 1.
         """
         if channels % 2:
             raise UserError(f'a head of {channels} channels cannot be rotated in pairs; it must have an even number')
         if self.chunks is None:
             check_share(self.fraction)
+        elif not self.chunks:
+            raise UserError('chunks are (); they must be a tuple of pairs for every head, or None for an even choice')
         pairs = channels // 2
         kept = max(1, round(self.fraction * pairs)) if self.chunks is None else len(self.chunks[0])
         for chunks in self.chunks or ():

@@ -18,13 +18,14 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
+from attnlab.functional.documents import document_sizes
 from attnlab.functional.lookup import taken
 from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed, recomputed_method
 from attnlab.module import Module
 from attnlab.nn.parameter import Drawn, buffer, param
 from attnlab.signature import checked_fields
-from attnlab.typing import Keys, Positions, Queries
+from attnlab.typing import Keys, Positions, Queries, Segments
 
 
 class FeatureMap(Protocol):
@@ -305,8 +306,8 @@ class CosFormer(FixedMap):
         f(x_i) = [relu(x_i) sin(pi/2 i / span), relu(x_i) cos(pi/2 i / span)]
 
     `span` is the longest distance, in tokens: beyond it weights would be negative, so that queries from place `span` of
-    their document on, counted from 0, are NaN. The paper uses the length of the sequence instead, so that the features
-    of a prefix change with the length.
+    their document on, counted from 0, are NaN; read both ways, all queries of a longer document are (`within_span`).
+    The paper uses the length of the sequence instead, so that the features of a prefix change with the length.
     Qin et al. 2022, https://arxiv.org/abs/2202.08791.
     """
 
@@ -329,6 +330,14 @@ class CosFormer(FixedMap):
 def _weighted_by(x: Float[Array, 'b t h k'], angle: Float[Array, 'b t 1 1']) -> Float[Array, 'b t h m']:
     x = jax.nn.relu(x)
     return jnp.concatenate([x * jnp.sin(angle).astype(x.dtype), x * jnp.cos(angle).astype(x.dtype)], axis=-1)
+
+
+def within_span(feature_map: object, q: Float[Array, 'b t h m'], segments: Segments | None) -> Float[Array, 'b t h m']:
+    """The features of queries that read both ways, NaN in documents that are longer than the span of `CosFormer`."""
+    if not isinstance(feature_map, CosFormer) or q.shape[1] <= feature_map.span:
+        return q
+    sizes = document_sizes(segments, *q.shape[:2])
+    return jnp.where((sizes <= feature_map.span)[..., None, None], q, jnp.nan)
 
 
 def pairs(x: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:

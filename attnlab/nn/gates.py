@@ -132,7 +132,9 @@ class SliceMLPGate(Module):
         self.bias = _bias_of(0.5, heads, rngs)
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t h 1']:
-        hidden = jax.nn.relu(_by_slice(x, self.up) + self.up_bias[...].astype(x.dtype)[None, None])
+        up = _by_slice(x, self.up)
+        # Cast after it is spread over tokens, so that its gradient is summed over them in its own type.
+        hidden = jax.nn.relu(up + jnp.broadcast_to(self.up_bias[...], up.shape).astype(up.dtype))
         return _open(jnp.einsum('bthf,hf->bth', hidden, self.down[...].astype(x.dtype)), self.bias)
 
 
@@ -418,8 +420,8 @@ class RealGates(Module):
 
     with `b = i x` at the first token of a document. `W_a` and `W_x` are block-diagonal, of `blocks` blocks; `c` is
     `sharpness`. At the start `a` at `r = 1` is uniform in `[low, high]`, and every block has fan-in variance.
-    Raises `UserError` unless the number of blocks divides the width.
-    De et al. 2024, https://arxiv.org/abs/2402.19427.
+    Raises `UserError` unless the number of blocks divides the width, `0 < low <= high < 1`, and for a sharpness that is
+    not positive. De et al. 2024, https://arxiv.org/abs/2402.19427.
     """
 
     def __init__(
@@ -437,6 +439,10 @@ class RealGates(Module):
             raise UserError(
                 f'RealGates keep the width {dim} of their input, and the recurrence has {width}; put a lift before it'
             )
+        if not 0 < low <= high < 1:
+            raise UserError(f'RealGates start from {low} to {high}; decays must be above 0, in order, and below 1')
+        if sharpness <= 0:
+            raise UserError(f'sharpness of RealGates is {sharpness}; it must be above 0')
         self.sharpness = sharpness
         self.recurrence_gate = BlockDiagonal(width, blocks=blocks, rngs=rngs)
         self.input_gate = BlockDiagonal(width, blocks=blocks, rngs=rngs)

@@ -40,6 +40,12 @@ def inverse_softplus(y: Float[jax.Array, '*b']) -> Float[jax.Array, '*b']:
     return y + jnp.log(-jnp.expm1(-y))
 
 
+def check_steps(low: float, high: float) -> None:
+    """Raises `UserError` for step sizes, drawn by their logarithm, that do not go from above 0 up."""
+    if not 0 < low <= high:
+        raise UserError(f'steps from {low} to {high}; they must be above 0, and in order')
+
+
 def log_uniform(key: jax.Array, shape: Sequence[int], low: float, high: float) -> Float[jax.Array, '...']:
     """Draws from `low` to `high` with the logarithm uniform."""
     return jnp.exp(jax.random.uniform(key, shape, minval=jnp.log(low), maxval=jnp.log(high)))

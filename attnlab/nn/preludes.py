@@ -12,6 +12,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
+from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed, recomputed_method
@@ -114,7 +115,7 @@ class ShortConv(Prelude):
     is that of PyTorch's Conv1d. They are of the group `vector`: they act on single channels, and so lack the structure
     that optimisers for matrices rely on.
 
-    Raises `UserError` for a width below 1 or an unknown activation.
+    Raises `UserError` for a width below 1, an unknown activation, or a negative gain.
     """
 
     def __init__(
@@ -127,6 +128,8 @@ class ShortConv(Prelude):
         gain: float = 1 / 3,
         rngs: nnx.Rngs,
     ):
+        if gain < 0:
+            raise UserError(f'gain of ShortConv is {gain}; it must be at least 0')
         activation_called(activation or 'identity')
         self.width = width
         self.activation = activation

@@ -83,7 +83,8 @@ class Linear(Module):
         merged = target.current().platform == 'cpu' and not sequence.divided()
         y = jnp.dot(x.reshape(-1, x.shape[-1]) if merged else x, weight.astype(x.dtype))
         if self.bias is not None:
-            y = y + self.bias[...].astype(x.dtype).reshape((1,) * (y.ndim - 1) + (-1,))
+            # Cast after it is spread over tokens, so that its gradient is summed over them in its own type.
+            y = y + jnp.broadcast_to(self.bias[...], y.shape).astype(x.dtype)
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
@@ -121,8 +122,10 @@ class BlockDiagonal(Module):
         wide = wide_dtype(x.dtype)
         # The weights first: XLA for CPUs has no product of bfloat16 with such sums for the other order.
         y = jnp.einsum('hfv,bthf->bthv', self.weight[...].astype(x.dtype), groups, preferred_element_type=wide)
-        y = y.astype(x.dtype).reshape(*x.shape[:2], -1)
-        return y if self.bias is None else y + jnp.broadcast_to(self.bias[...].astype(x.dtype), y.shape)
+        y = y.reshape(*x.shape[:2], -1)
+        if self.bias is not None:
+            y = y + jnp.broadcast_to(self.bias[...].astype(wide), y.shape)
+        return y.astype(x.dtype)
 
 
 def default_rank(dim: int, given: int | None = None) -> int:

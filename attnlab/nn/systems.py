@@ -33,7 +33,7 @@ from attnlab.functional.structured import (
     parts,
 )
 from attnlab.module import Module
-from attnlab.nn.parameter import log_uniform, param, starting_at
+from attnlab.nn.parameter import check_steps, log_uniform, param, starting_at
 from attnlab.typing import Segments, Sequence
 
 SLOWEST = 1e-4
@@ -433,7 +433,8 @@ class RingSystem(System):
     `|lambda|` starts uniform by area in `[low, high]`, its angle uniform in `[0, turn]`, and `gamma`, a parameter,
     at `sqrt(1 - |lambda|^2)`, so that white noise keeps its size; `B` and `C` are normal.
 
-    Orvieto et al. 2023, https://arxiv.org/abs/2303.06349. Raises `UserError` unless `0 <= low < high < 1`.
+    Orvieto et al. 2023, https://arxiv.org/abs/2303.06349. Raises `UserError` unless `0 <= low < high < 1`, and
+    for a turn that is not positive.
 
     Args:
       dim: channels.
@@ -458,6 +459,8 @@ class RingSystem(System):
     ):
         if not 0 <= low < high < 1:
             raise UserError(f'a ring from {low} to {high}; radii must be from 0, in order, and below 1')
+        if turn <= 0:
+            raise UserError(f'turn of RingSystem is {turn}; it must be above 0')
         self.state = state
 
         def rate(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
@@ -625,8 +628,7 @@ def _normal(shape: tuple[int, ...], is_real: bool, axes: tuple[str | None, ...],
 
 
 def _log_step(shape: tuple[int, ...], axes: tuple[Any, ...], low: float, high: float, rngs: nnx.Rngs) -> nnx.Param:
-    if not 0 < low <= high:
-        raise UserError(f'steps from {low} to {high}; they must be above 0, and in order')
+    check_steps(low, high)
 
     def draw(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
         return jnp.log(log_uniform(key, shape, low, high)).astype(dtype)

@@ -19,6 +19,7 @@ from attnlab.data.vision.resized import Resized
 from attnlab.data.vision.shapes import Segments
 from attnlab.errors import UserError
 from attnlab.metrics import Average, likeliest, overlap, proportion
+from attnlab.models.heads.head import heads
 from attnlab.models.predictor import Predictor
 from attnlab.tasks.long_range import Classification, LongRange
 from attnlab.tasks.task import Batch, Slice, context
@@ -112,6 +113,20 @@ class ImageClassification(ImageTask, Classification):
         if self.augmentation is None or not self.augmentation.mixing:
             return row
         return row | {'other': row['label'], 'share': np.float32(1)}
+
+    def check(self, model: Predictor) -> None:
+        """Raises `UserError` for mixed images before a head that trains on the labels of a batch.
+
+        It would be called for the first labels and for the second, and each time leave out the classes of the others.
+        """
+        if self.augmentation is None or not self.augmentation.mixing:
+            return
+        for head in heads(model):
+            if head.of_batch:
+                raise UserError(
+                    f'{type(head).__name__} trains on the labels that occur in a batch, one of an image; augmentation '
+                    'mixes images, which then have two: leave mixup and cutmix out'
+                )
 
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
         """Loss in nats per image, and accuracy."""

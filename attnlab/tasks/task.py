@@ -110,6 +110,14 @@ class Divided(Protocol):
 
 
 @runtime_checkable
+class Choosy(Protocol):
+    """A task that not every model can be trained on."""
+
+    def check(self, model: Predictor) -> None:
+        """Raises `UserError` for a model that cannot."""
+
+
+@runtime_checkable
 class Textual(Protocol):
     """A task on text; `save` keeps its tokenizer."""
 

@@ -23,7 +23,7 @@ from attnlab.metrics import Average
 from attnlab.models.heads.head import heads
 from attnlab.models.stack import missing_layers
 from attnlab.signature import check_type
-from attnlab.tasks.task import Batch, Task, Textual
+from attnlab.tasks.task import Batch, Choosy, Task, Textual
 from attnlab.train import partition
 from attnlab.train.average import SUFFIX
 from attnlab.train.moving import check_followed
@@ -413,10 +413,12 @@ class Setup:
 
         A batch that does not divide into its accumulation parts or over the mesh, or that is divided into parts before
         a head that looks at all of it; a part that follows the batches of training, where nothing tells it of them;
-        evaluators whose numbers have one name.
+        a model that the task refuses; evaluators whose numbers have one name.
         """
         _check_names(self.evals)
         check_followed(self.model)
+        if isinstance(self.task, Choosy):
+            self.task.check(self.model)
         partition.check_time(self.mesh, self.length, self.model)
         for head in heads(self.model) if self.parts > 1 else ():
             if head.of_batch:

@@ -145,7 +145,8 @@ LINEAR = {
         notes=(
             'Distances are measured by feature_map.span, a number of tokens, where the paper has the length of the '
             'sequence: no prefix depends on what follows it. Tokens beyond it in their document give NaN, as weights '
-            'would be negative. init=paper leaves the linear maps as PyTorch makes them, as the released code does.'
+            'would be negative; read both ways, all of such a document do. init=paper leaves the linear maps as '
+            'PyTorch makes them, as the released code does.'
         ),
         start=UNTOUCHED,
     ),

@@ -58,6 +58,13 @@ def test_temperatures_are_positive_and_lower_for_what_is_certain():
     assert found[0] == 1 and 0.3 < found[2] < found[1] < 1
 
 
+def test_a_single_class_has_a_temperature_and_no_loss():
+    losses, gradient = jax.value_and_grad(lambda x: LabelRobust(adapt=2.0).losses(x, jnp.zeros(3, int)).sum())(
+        jnp.array([[-2.0], [0.0], [5.0]])
+    )
+    assert losses == 0 and not gradient.any()
+
+
 @pytest.mark.parametrize('lam', [0.5, 2.0])
 def test_adapted_temperatures_are_those_of_the_losses(lam):
     scores = np.asarray(SCORES, np.float64)

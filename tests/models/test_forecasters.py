@@ -304,6 +304,16 @@ def test_a_component_whose_weight_is_zero_in_float32_has_its_gradient():
     np.testing.assert_allclose(gradients.linear.bias[...], [1, -1, 0, 0, 0, 1], atol=1e-2)
 
 
+def test_a_deviation_beyond_float32_has_a_finite_gradient():
+    head = MixtureDensityHead(8, 1, components=2, rngs=nnx.Rngs(0))
+    head.linear.weight[...] = jnp.zeros_like(head.linear.weight[...])
+    # Logits, means, logarithms of deviations.
+    head.linear.bias[...] = jnp.array([0.0, 0.0, 0.0, 1.0, 100.0, 0.0])
+    loss, gradients = nnx.value_and_grad(lambda head: jnp.sum(head.losses(noise(1, 8), jnp.full((1, 1), 2.0))))(head)
+    assert np.isfinite(loss) and all(np.isfinite(each).all() for each in jax.tree.leaves(gradients))
+    np.testing.assert_allclose(gradients.linear.bias[...], [0.5, -0.5, 0, -1, 0, 0], atol=3e-3)
+
+
 def test_between_levels_quantiles_are_interpolated():
     head = perturbed(QuantileHead(8, 2, levels=(0.2, 0.4, 0.8), rngs=nnx.Rngs(0)))
     hidden = noise(3, 8)

@@ -128,6 +128,28 @@ def test_mlps_hold_parameters_of_their_nonlinearity(make):
     assert gradient['learned']['slope'][...] != 0
 
 
+@pytest.mark.parametrize('name', LEARNED)
+def test_in_16_bits_nothing_is_lost_but_by_rounding(name):
+    """Sums of gradients stand still in 16 bits, small inputs are lost beside one, fifth powers beyond float16."""
+    points = np.concatenate([-np.geomspace(1e-3, 8, 4000), np.geomspace(1e-3, 8, 4000), [40, -40]])
+
+    @nnx.jit
+    def found(own, x):
+        def total(own):
+            y = own(x)
+            return jnp.sum(jnp.abs(y).astype(jnp.float32)), y
+
+        return nnx.grad(total, has_aux=True)(own)
+
+    own = learned(name, rngs=nnx.Rngs(0))
+    for dtype in (jnp.bfloat16, jnp.float16):
+        x, near = jnp.asarray(points, dtype), float(jnp.finfo(dtype).eps)
+        (gradients, y), (expected, wide) = found(own, x), found(own, x.astype(jnp.float32))
+        np.testing.assert_allclose(y.astype(jnp.float32), wide, rtol=near, atol=1e-7)
+        for ours, theirs in zip(jax.tree.leaves(gradients), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=0.01)
+
+
 def test_mistakes_are_named():
     with pytest.raises(UserError, match="there is no activation 'prel'; did you mean 'prelu'"):
         MLP(8, activation='prel', rngs=nnx.Rngs(0))

@@ -1,5 +1,7 @@
 """Projections, norms, channel mixers and embeddings against their equations."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,8 @@ from flax import nnx
 from attnlab.errors import UserError
 from attnlab.models.inputs.embedding import Embedding
 from attnlab.nn.activations import ACTIVATIONS, activation
+from attnlab.nn.convolutions import Conv
+from attnlab.nn.gates import SliceMLPGate
 from attnlab.nn.mlps import MLP, GatedMLP, NormedGatedMLP
 from attnlab.nn.norms import HeadOffsetRMSNorm, OffsetRMSNorm, RMSNorm
 from attnlab.nn.projections import BlockDiagonal, Linear
@@ -33,6 +37,25 @@ def test_linear_takes_any_leading_axes_and_keeps_the_type():
 def test_linear_keeps_the_scale_of_white_noise():
     y = Linear(512, 256, rngs=nnx.Rngs(0))(noise(64, 512))
     assert 0.95 < float(jnp.std(y)) < 1.05
+
+
+@pytest.mark.parametrize(
+    ('make', 'shape'),
+    [
+        (partial(Linear, 16, 4, bias=True), (64, 128, 16)),
+        (partial(BlockDiagonal, 16, blocks=2), (64, 128, 16)),
+        (partial(SliceMLPGate, 16, heads=2, channels=8), (64, 128, 16)),
+        (partial(Conv, 3, 4, width=3, step=1), (4, 48, 48, 3)),
+    ],
+    ids=['linear', 'block_diagonal', 'slice_mlp_gate', 'conv'],
+)
+def test_gradients_of_biases_are_summed_over_tokens_in_float32(make, shape):
+    """In bfloat16 a sum of ones stands still at 256."""
+    module, x = make(rngs=nnx.Rngs(0)), (1 + noise(*shape)).astype(jnp.bfloat16)
+    gradient = nnx.jit(nnx.grad(lambda module, x: jnp.sum(jnp.square(module(x)).astype(jnp.float32))))
+    found, expected = (jax.tree.leaves(gradient(module, each)) for each in (x, x.astype(jnp.float32)))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert np.linalg.norm(ours - theirs) < 0.06 * np.linalg.norm(theirs)
 
 
 def test_linear_names_axes_and_groups():
@@ -142,8 +165,8 @@ def test_an_embedding_looks_rows_up():
 
 
 def test_a_token_outside_the_vocabulary_gives_nan_in_a_compiled_program():
-    y = jax.jit(Embedding(3, 2, rngs=nnx.Rngs(0)))(jnp.asarray([[1, 3]]))
-    assert np.isfinite(y[0, 0]).all() and np.isnan(y[0, 1]).all()
+    y = jax.jit(Embedding(3, 2, rngs=nnx.Rngs(0)))(jnp.asarray([[1, 3, -1]]))
+    assert np.isfinite(y[0, 0]).all() and np.isnan(y[0, 1:]).all()
 
 
 @pytest.mark.parametrize('norm', [OffsetRMSNorm(6, rngs=nnx.Rngs(0)), HeadOffsetRMSNorm(6, heads=3, rngs=nnx.Rngs(0))])

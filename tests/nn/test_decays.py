@@ -56,6 +56,12 @@ def test_step_decays_start_between_their_bounds():
     assert decay(1e4 * noise(1, 3, 4, dtype=jnp.bfloat16)).dtype == jnp.float32
 
 
+def test_steps_that_have_no_logarithm_are_named():
+    for low, high in ((0.0, 0.1), (-1.0, 0.1), (0.2, 0.1)):
+        with pytest.raises(UserError, match=f'steps from {low} to {high}; they must be above 0, and in order'):
+            StepSize(4, low=low, high=high, rngs=nnx.Rngs(0))
+
+
 def test_slope_decays_are_those_of_alibi_and_vanish_with_depth():
     decay = SlopeDecay(8, heads=2, key_dim=4, rngs=nnx.Rngs(0))(jnp.zeros((1, 1, 8)))
     np.testing.assert_allclose(decay, [-(2.0**-4) * 1.00001, -(2.0**-8) * 1.00001], rtol=1e-6)

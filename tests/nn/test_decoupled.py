@@ -54,6 +54,7 @@ def test_without_a_choice_an_eighth_is_spread_evenly():
         (((0, 1), (2,)), r'chunks of a head are \(2,\); each must hold 2 different ones from 0 to 3'),
         (((0, 0), (1, 2)), r'chunks of a head are \(0, 0\)'),
         (((0, 4), (1, 2)), r'chunks of a head are \(0, 4\)'),
+        ((), r'chunks are \(\); they must be a tuple of pairs for every head'),
     ],
 )
 def test_chunks_that_do_not_fit_are_named(chunks: tuple, message: str):

@@ -84,6 +84,11 @@ def test_mistakes_are_named():
         RealGates(8, 8, blocks=3, rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match='keep the width 8 of their input, and the recurrence has'):
         RealGates(8, 16, rngs=nnx.Rngs(0))
+    for given in ({'high': 1.1}, {'low': -0.5}, {'low': 0.99, 'high': 0.9}):
+        with pytest.raises(UserError, match=r'RealGates start from .*; decays must be above 0, in order, and below 1'):
+            RealGates(8, 8, blocks=2, **given, rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match=r'sharpness of RealGates is 0.0; it must be above 0'):
+        RealGates(8, 8, blocks=2, sharpness=0.0, rngs=nnx.Rngs(0))
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,15 @@ def test_the_last_map_of_each_branch_is_scaled_by_depth_and_keeps_its_draw(usual
         np.testing.assert_allclose(scaled[path], value / math.sqrt(2 * DEPTH) if last else value, rtol=1e-6)
 
 
+@pytest.mark.parametrize(('name', 'reduction'), [('pvt', 'conv'), ('fasa', 'map')])
+def test_the_map_that_reduces_a_grid_is_no_last_map(name, reduction):
+    start = spec(Initialization, output=spec(Gaussian, deviation=0.002))
+    first, drawn = (parameters(ZOO[name].sized(heads=2), each) for each in (spec(Initialization), start))
+    end = f'mixer.reduction.{reduction}.linear.weight'
+    np.testing.assert_array_equal(ending(drawn, end), ending(first, end))
+    assert ending(drawn, 'mixer.output.weight').std() == pytest.approx(0.002, rel=0.05)
+
+
 def test_another_distribution_for_the_last_maps():
     drawn = made(linear=spec(Gaussian, deviation=0.02), output=spec(Scaled, mode='fan_avg', distribution='uniform'))
     assert ending(drawn, 'mlp.up.weight').std() == pytest.approx(0.02, rel=0.02)

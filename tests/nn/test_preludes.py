@@ -84,6 +84,8 @@ def test_taps_start_with_the_variance_asked_for():
 def test_mistakes_are_named():
     with pytest.raises(UserError, match='width of ShortConv is 0; it must be a whole number of at least 1'):
         ShortConv(2, width=0, rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match=r'gain of ShortConv is -1.0; it must be at least 0'):
+        ShortConv(2, gain=-1.0, rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match="no activation 'sulu'; did you mean 'selu' or 'silu'"):
         ShortConv(2, activation='sulu', rngs=nnx.Rngs(0))
 

@@ -320,6 +320,10 @@ def test_eigenvalues_of_s5_are_clipped_on_request():
             "outputs of SharedSystem is 'all'; it must be",
         ),
         (lambda rngs: RingSystem(4, state=8, low=0.9, high=1.0, causal=True, rngs=rngs), 'a ring from 0.9 to 1.0'),
+        (
+            lambda rngs: RingSystem(4, state=8, turn=0.0, causal=True, rngs=rngs),
+            'turn of RingSystem is 0.0; it must be',
+        ),
     ],
 )
 def test_mistakes_are_named(make, message):

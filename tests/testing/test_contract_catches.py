@@ -267,6 +267,17 @@ class SumsGradientsNarrowly(Lag):
         return scaled(super().before(x, segments, last), self.scale[...].astype(x.dtype))
 
 
+class AddsANarrowBias(Lag):
+    """A bias has the type of the activations before it is added to all tokens."""
+
+    def __init__(self, dim: int, **kwargs: Any):
+        super().__init__(dim, **kwargs)
+        self.bias = nnx.Param(jnp.zeros((1, 1, dim)), axes=(None, None, 'embed'), group='vector')
+
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        return super().before(x, segments, last) + self.bias[...].astype(x.dtype)
+
+
 class HoldsALambda(Lag):
     def __init__(self, dim: int, **kwargs: Any):
         super().__init__(dim, **kwargs)
@@ -566,6 +577,7 @@ CAUGHT = [
     (ForgetsALongPrompt, 'long prompt'),
     (ForgetsAtChunks, 'long pieces'),
     (SumsGradientsNarrowly, 'bfloat16 gradients'),
+    (AddsANarrowBias, 'bfloat16 sums'),
     (HoldsALambda, 'compiles once'),
     (HoldsADictionary, 'compiles once'),
     (ChangesTheStateType, 'state'),

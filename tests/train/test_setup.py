@@ -23,7 +23,7 @@ from attnlab.testing.jaxprs import equations
 from attnlab.train import partition
 from attnlab.train.optimizer import Override
 from attnlab.train.setup import SAME_BITS, Setup, prepare
-from configs import grokking, language, long_range, recall
+from configs import grokking, images, language, long_range, recall
 
 MATMULS = ('default', 'highest')
 
@@ -235,6 +235,15 @@ def test_evaluators_whose_numbers_would_have_one_name_are_refused(names: tuple[s
     setup = prepare(config)
     with pytest.raises(UserError, match=said):
         setup.check()
+
+
+@pytest.mark.parametrize('head', ['masked_softmax', 'partial_fc', 'nbc_softmax'])
+def test_images_of_two_labels_are_refused_before_a_head_that_looks_at_those_of_a_batch(head: str):
+    prepare(images.get_config(f'head={head},augment=flip')).check()
+    prepare(images.get_config('head=label_robust,augment=mixup')).check()
+    for augment in ('mixup', 'flip+cutmix'):
+        with pytest.raises(UserError, match='augmentation mixes images, which then have two: leave mixup and cutmix'):
+            prepare(images.get_config(f'head={head},augment={augment}')).check()
 
 
 @pytest.mark.parametrize(('head', 'there'), [('softmax_z_loss', True), ('sampled_softmax', False)])

@@ -21,7 +21,7 @@ from attnlab.functional.recomputed import recomputed_beside_products
 from attnlab.functional.recurrences import carried, no_segment
 from attnlab.mixers.linear.write import Additive, WriteRule
 from attnlab.mixers.mixer import Mixer, require_causal
-from attnlab.nn.feature_maps import FeatureMap
+from attnlab.nn.feature_maps import FeatureMap, within_span
 from attnlab.nn.gates import MemoryGates, Terms
 from attnlab.nn.levels import LevelWeights
 from attnlab.nn.positions import NeighbourRope, Rope
@@ -241,6 +241,7 @@ class LinearAttention(Mixer):
             q, k = self.position.rotate(q, ctx.positions), self.position.rotate(k, ctx.positions)
         if self.feature_map is not None:
             q, k = self.feature_map.features(q, k, ctx.positions)
+            q = q if self.causal else within_span(self.feature_map, q, ctx.segments)
         if self.values_per_key > 1:
             q, k = (jnp.repeat(features, self.values_per_key, axis=2) for features in (q, k))
         return q, k, v, preludes

@@ -13,7 +13,7 @@ from attnlab.mixers.linear.write import Additive
 from attnlab.mixers.mixer import TwoSided
 from attnlab.module import Module
 from attnlab.nn.activations import gelu_exact
-from attnlab.nn.feature_maps import FeatureMap
+from attnlab.nn.feature_maps import FeatureMap, within_span
 from attnlab.nn.gates import Terms
 from attnlab.nn.heads import by_head, head_channels
 from attnlab.nn.preludes import Prelude, behind_preludes, preludes_for
@@ -89,6 +89,7 @@ class InLine(TwoSided):
         (q, k, v), _ = behind_preludes(self.preludes, projections, ctx.segments, None, lambda y: by_head(y, self.heads))
         if self.feature_map is not None:
             q, k = self.feature_map.features(q, k, ctx.positions)
+            q = within_span(self.feature_map, q, ctx.segments)
         wide = wide_dtype(x.dtype)
         # Of the scale each factor has the root: keys times values would leave the range of float16.
         sizes = document_sizes(ctx.segments, *x.shape[:2]).astype(wide)

@@ -15,7 +15,7 @@ from attnlab.functional.grids import flatten, required_grid, unflatten
 from attnlab.functional.precision import wide_dtype
 from attnlab.mixers.mixer import TwoSided
 from attnlab.module import Module
-from attnlab.nn.convolutions import DepthwiseConv, Image, NormedPatchMap, TokenGrid
+from attnlab.nn.convolutions import DepthwiseConv, Image, InnerNormedPatchMap, TokenGrid
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
 
@@ -106,7 +106,7 @@ class FactorisedAttention(TwoSided):
         self.parts = tuple(share * unit for share in shares)
         whole, local = self.parts[0], dim - self.parts[0]
         self.query = Linear(dim, dim, bias=True, rngs=rngs)
-        self.reduction = NormedPatchMap(whole, whole, patch=ratio, rngs=rngs)
+        self.reduction = InnerNormedPatchMap(whole, whole, patch=ratio, rngs=rngs)
         self.key_value = Linear(whole, 2 * whole, bias=True, rngs=rngs)
         self.value_conv = DepthwiseConv(whole, rngs=rngs)
         self.conv = DepthwiseConv(local, rngs=rngs)

@@ -16,7 +16,7 @@ from attnlab.functional.precision import wide_dtype
 from attnlab.mixers.mixer import TwoSided
 from attnlab.module import Module
 from attnlab.nn.activations import gelu_exact
-from attnlab.nn.convolutions import Image, PatchMap, TokenGrid
+from attnlab.nn.convolutions import Image, InnerPatchMap, TokenGrid
 from attnlab.nn.heads import head_channels
 from attnlab.nn.initialization import Gaussian, Scaled
 from attnlab.nn.norms import LayerNorm
@@ -33,7 +33,7 @@ class StridedReduction(Module):
 
     def __init__(self, dim: int, *, ratio: int = 2, start: Scaled | Gaussian | None = None, rngs: nnx.Rngs):
         self.ratio = ratio
-        self.conv: Any = None if ratio == 1 else PatchMap(dim, dim, patch=ratio, start=start, rngs=rngs)
+        self.conv: Any = None if ratio == 1 else InnerPatchMap(dim, dim, patch=ratio, start=start, rngs=rngs)
         self.norm: Any = None if ratio == 1 else LayerNorm(dim, rngs=rngs)
 
     def __call__(self, image: Image) -> TokenGrid:

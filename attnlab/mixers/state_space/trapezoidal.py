@@ -192,7 +192,9 @@ class TrapezoidalSSM(Mixer):
 
         @recomputed
         def rotated(x: Float[Array, 'b t f'], angles: Float[Array, 'b t h n']) -> Ranked:
-            ranked = norm(x.reshape(b, t, self.rank, 1, self.state)) + bias[...][None, None].astype(x.dtype)
+            # Cast after it is spread over tokens, so that its gradient is summed over them in its own type.
+            shifts = jnp.broadcast_to(bias[...], (b, t, *bias.shape)).astype(x.dtype)
+            ranked = norm(x.reshape(b, t, self.rank, 1, self.state)) + shifts
             ranked = ranked.reshape(b, t * self.rank, self.heads, self.state)
             turns = jnp.repeat(angles, self.rank, axis=1)
             first = rotate_by_angles(ranked[..., : self.rotated], turns, interleaved=True)
@@ -211,7 +213,10 @@ class TrapezoidalSSM(Mixer):
 
 
 def _of_ranks(x: Float[Array, 'b t #r h v'], factors: nnx.Param | None) -> Float[Array, 'b t r h v']:
-    return x if factors is None else x * factors[...][None, None].astype(x.dtype)
+    if factors is None:
+        return x
+    # As biases are spread.
+    return x * jnp.broadcast_to(factors[...], (*x.shape[:2], *factors.shape)).astype(x.dtype)
 
 
 def _rate(x: Float[Array, '...']) -> Float[Array, '...']:

@@ -16,6 +16,9 @@ from attnlab.nn.projections import Linear
 HALVINGS = 40
 """How often the interval that a quantile lies in is halved."""
 
+GREATEST = 80.0
+"""Of the logarithm of a deviation, whose exponential is finite in float32."""
+
 
 @runtime_checkable
 class Quantiles(Protocol):
@@ -88,8 +91,8 @@ class QuantileHead(Head):
 class MixtureDensityHead(Head):
     """A mixture of normal densities for every output: `p(y) = sum_i softmax(a)_i N(y; m_i, exp(s_i)^2)`.
 
-    Means, logarithms of deviations and logits are linear maps of the hidden state. The loss is `-log p`, the mean over
-    outputs; the prediction is the mean. Bishop 1994, "Mixture density networks",
+    Means, logarithms of deviations (at most 80) and logits are linear maps of the hidden state. The loss is `-log p`,
+    the mean over outputs; the prediction is the mean. Bishop 1994, "Mixture density networks",
     https://publications.aston.ac.uk/id/eprint/373.
 
     Args:
@@ -140,7 +143,8 @@ class MixtureDensityHead(Head):
     def _mixture(self, hidden: Float[Array, '*b d']) -> tuple[Array, Array, Array]:
         """Logarithms of weights, which may be zero in float32, means and deviations, `*b o n`."""
         found = self.linear(wide(hidden)).reshape(*hidden.shape[:-1], self.outputs, 3, self.components)
-        return jax.nn.log_softmax(found[..., 0, :]), found[..., 1, :], jnp.exp(found[..., 2, :]) + self.least
+        deviations = jnp.exp(jnp.minimum(found[..., 2, :], GREATEST)) + self.least
+        return jax.nn.log_softmax(found[..., 0, :]), found[..., 1, :], deviations
 
 
 def _last_first(x: Float[Array, '*b o n']) -> Float[Array, '*b n o']:

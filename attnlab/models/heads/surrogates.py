@@ -86,7 +86,8 @@ class LabelRobust(Surrogate):
         logarithms = jax.nn.log_softmax(jax.lax.stop_gradient(scores) / self.lam)
         most = math.log(scores.shape[-1])
         divergence = most + jnp.sum(jnp.exp(logarithms) * logarithms, axis=-1)
-        return self.lam * (1 - divergence / (self.adapt * most))
+        # Of a single class there is nothing to diverge from.
+        return self.lam * (1 - divergence / (self.adapt * max(most, SMALLEST)))
 
 
 @checked_fields

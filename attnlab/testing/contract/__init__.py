@@ -20,7 +20,7 @@ from attnlab.testing.contract.gradients import check_float64, check_gradients, c
 from attnlab.testing.contract.grids import check_grids, check_sparse, on_grid
 from attnlab.testing.contract.implementations import check_implementations
 from attnlab.testing.contract.lookahead import check_no_lookahead
-from attnlab.testing.contract.narrow import check_bfloat16, check_bfloat16_gradients
+from attnlab.testing.contract.narrow import check_bfloat16, check_bfloat16_gradients, check_bfloat16_sums
 from attnlab.testing.contract.rows import check_rows_apart
 from attnlab.testing.contract.shapes import check_shape_and_type
 from attnlab.testing.contract.streaming import (
@@ -112,6 +112,7 @@ def claimed(
         'rows apart': check_rows_apart,
         'bfloat16': check_bfloat16,
         'bfloat16 gradients': check_bfloat16_gradients,
+        'bfloat16 sums': check_bfloat16_sums,
         'float64': check_float64,
         'compiles once': check_compiles_once,
     }

@@ -1,10 +1,14 @@
 """Results in bfloat16 are close to those in float32."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from attnlab.testing.contract.subject import Subject, full, require
+from attnlab.testing.jaxprs import equations
 from attnlab.testing.noise import noise
 from attnlab.testing.tolerances import assert_close
 
@@ -46,6 +50,23 @@ def check_bfloat16_gradients(subject: Subject) -> None:
         error = float(np.linalg.norm(np.asarray(actual) - np.asarray(expected))) / max(size, 1e-30)
         name = jax.tree_util.keystr(path)
         require(error <= BOUND, f'bfloat16 gradients: that of {name} is off by {error:.1%}')
+
+
+def check_bfloat16_sums(subject: Subject) -> None:
+    """No gradient is summed over all tokens in bfloat16 where it is written: how that is rounded is up to a compiler.
+
+    So it is where a vector is cast to the type of the activations before it is spread over tokens.
+    """
+    x = subject.x(dtype=jnp.bfloat16)
+
+    def loss(params: Any, x: Array) -> Array:
+        return jnp.sum(subject.run(params, x, full())[0].astype(jnp.float32))
+
+    for equation in equations(jax.make_jaxpr(jax.grad(loss))(subject.params, x).jaxpr):
+        if equation.primitive.name == 'reduce_sum' and equation.invars[0].aval.dtype == jnp.bfloat16:
+            terms = equation.invars[0].aval.size // equation.outvars[0].aval.size
+            shape = equation.invars[0].aval.shape
+            require(terms < x.shape[0] * x.shape[1], f'bfloat16 sums: {terms} terms of an array of shape {shape}')
 
 
 def is_constant(subject: Subject) -> bool:

@@ -400,6 +400,16 @@ def test_cosformer_gives_nan_beyond_its_span_and_nowhere_else():
     np.testing.assert_allclose(jnp.concatenate(streamed, axis=1), y, rtol=1e-9, atol=1e-9)
 
 
+def test_cosformer_read_both_ways_gives_nan_in_documents_beyond_its_span():
+    """Their first queries are near, but not all keys are near to them."""
+    mixer = recipe('cosformer', feature_map=CosFormer(span=4), causal=False)
+    x, ctx = batch(np.asarray([[1, 1, 1, 1, 1, 1, 2, 2, 2, 2]]))
+    y, _ = jax.jit(mixer)(x, ctx)
+    assert np.isnan(y[0]).all(axis=1).tolist() == [True] * 6 + [False] * 4
+    near, _ = mixer(x[:, 6:], Context.full(1, 4))
+    np.testing.assert_allclose(y[:, 6:], near, rtol=1e-9, atol=1e-9)
+
+
 def test_the_maps_of_based_and_rebased_are_their_polynomials():
     check_layer('hedgehog', based, feature_map=Taylor())
     check_layer('hedgehog', rebased, feature_map=build(spec(SquaredProduct)))
