@@ -83,7 +83,7 @@ def test_every_look_at_the_layers_has_what_they_are_told():
     tokens, ctx = noise(2, 16, 4), Context.full(2, 16)
     found = model.norm(residuals(model, tokens, ctx)[-1])
     np.testing.assert_allclose(found, model.hidden(tokens, ctx)[0], rtol=1e-5, atol=1e-6)
-    fit_hashes(model, tokens, Context.full(*tokens.shape), jax.random.key(0))
+    fit_hashes(model, tokens, ctx, jax.random.key(0))
 
 
 def test_a_missing_condition_is_named():

@@ -200,7 +200,7 @@ def test_a_state_of_another_size_than_it_says_is_measured_as_it_is():
 def test_time():
     assert 0 < measure('decode_ms')(prepare(config('mingru'))) < 1000
     with pytest.raises(UserError, match='decode_ms is for models that decode tokens one by one; this one does not'):
-        measure('decode_ms')(prepare(images.get_config('zoo=mha,size=smoke')))
+        measure('decode_ms')(prepare(images.get_config('zoo=mha,size=tiny')))
 
 
 @pytest.mark.slow
