@@ -127,7 +127,7 @@ def check_state(mixer: Mixer, x: jax.Array, state: Any) -> None:
 
 
 def _kind(state: Any) -> str:
-    name = type(state).__name__
+    name = 'None' if state is None else 'array' if isinstance(state, jax.Array) else type(state).__name__
     return f'{name} of {", ".join(map(_kind, state))}' if type(state) in (tuple, list) and state else name
 
 

@@ -179,7 +179,10 @@ def test_kernels_for_tpus_with_decays_of_key_channels_cost_what_is_in_their_prog
 
 
 def counted(jaxpr: Any) -> tuple[int, int]:
-    """The operations of the products of a program, in the dearer branch of each condition, and its exponentials."""
+    """The operations of the products of a program, and its exponentials.
+
+    Of a condition those of what is done if it holds, else those of the one branch that does something.
+    """
     found = np.zeros(2, int)
     for equation in jaxpr.eqns:
         parts = [np.array(counted(program)) for program in inner(equation)]
@@ -191,7 +194,7 @@ def counted(jaxpr: Any) -> tuple[int, int]:
             case 'exp':
                 found[1] += equation.outvars[0].aval.size
             case 'cond':
-                found += np.max(parts, axis=0)
+                found += parts[1] if parts[1].any() else np.max(parts, axis=0)
             case name:
                 found += (equation.params['length'] if name == 'scan' else 1) * sum(parts, start=np.zeros(2, int))
     return tuple(found.tolist())

@@ -648,11 +648,11 @@ def test_check_mixer_runs_what_is_claimed_and_nothing_else():
 EXPLAINED = [
     (HasNoState, 'init_state returned None, which holds no array; it must return what a call remembers'),
     (HasAWordAsState, "returned a state with 'start', of type str; every part of it must be a JAX array"),
-    (DropsTheState, 'a call that was given a state returned None; it must return the advanced state'),
-    (WidensTheState, 'the array .x of .* into .*; shape and type must stay'),
-    (ChangesTheStateType, 'bfloat16.*; shape and type must stay'),
+    (DropsTheState, r'was given a state and returned None; it must return the advanced state, Last with shapes \('),
+    (WidensTheState, r'returned Last with shapes \(2, 1, 32\), \(2,\); it must return the advanced state'),
+    (ChangesTheStateType, 'bfloat16.*; its type must stay'),
     (CountsWhatItLikes, 'an array without axes depends on x .*; it may depend on the number of tokens alone'),
-    (ReturnsAnotherState, 'it must keep the structure'),
+    (ReturnsAnotherState, 'returned tuple of array, array with .*; it must return the advanced state, Last'),
     (CannotMakeAState, r'init_state\(batch, length, dtype\) fails: later'),
 ]
 

@@ -11,14 +11,14 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import cost
 from pallas_kernels.linear_attention.mosaic_tpu import scalar, secondary, vector
-from pallas_kernels.linear_attention.mosaic_tpu.chunk import Chunk, Pulled, dot
+from pallas_kernels.linear_attention.mosaic_tpu.chunk import Chunk, Decays, Pulled, dot
 from pallas_kernels.linear_attention.mosaic_tpu.inputs import Inputs, chunk_at, for_heads, inputs_of, plan_of
 from pallas_kernels.matrix_state.differentiation import Arrays, Outputs
 from pallas_kernels.matrix_state.mosaic_tpu.plan import IN_ORDER, Plan
 from pallas_kernels.mosaic_tpu import launch
 from pallas_kernels.target import Target
 
-Pull = Callable[[Chunk, jax.Array], tuple[jax.Array, Pulled]]
+Pull = Callable[[Chunk, Decays, jax.Array], tuple[jax.Array, Pulled]]
 """The decayed scores of a chunk of one head, and the gradients through them, from those of the scores."""
 
 
@@ -115,7 +115,7 @@ def _body(
         pull: Pull, chunk: Chunk, doutput: jax.Array, before: jax.Array, dafter: jax.Array
     ) -> tuple[Inputs, jax.Array]:
         decays = kind.decays(chunk)
-        weights, pulled = pull(chunk, dot(doutput, chunk.v, 'nt'))
+        weights, pulled = pull(chunk, decays, dot(doutput, chunk.v, 'nt'))
         keys = (chunk.k * decays.write).astype(plan.dtype)
         dv = dot(weights.astype(plan.dtype), doutput, 'tn') + dot(keys, dafter.astype(plan.dtype), 'nt')
         reads = decays.reach * dot(doutput, before.astype(plan.dtype))

@@ -30,12 +30,13 @@ class Chunk(NamedTuple):
 class Decays(NamedTuple):
     """The decays from the state before a chunk to its steps, from these to the state after it, and between the states.
 
-    `c 1` and `1 1`, or `c k` and `1 k`.
+    `c 1` and `1 1`, or `c k` and `1 k`; `since` are then the log decays up to each step, within runs.
     """
 
     reach: jax.Array
     write: jax.Array
     factor: jax.Array
+    since: jax.Array | None = None
 
 
 class Pulled(NamedTuple):

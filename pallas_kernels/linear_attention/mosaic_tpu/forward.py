@@ -11,14 +11,14 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import cost
 from pallas_kernels.linear_attention.mosaic_tpu import scalar, secondary, vector
-from pallas_kernels.linear_attention.mosaic_tpu.chunk import Chunk, dot
+from pallas_kernels.linear_attention.mosaic_tpu.chunk import Chunk, Decays, dot
 from pallas_kernels.linear_attention.mosaic_tpu.inputs import Inputs, chunk_at, for_heads, inputs_of, plan_of
 from pallas_kernels.matrix_state.differentiation import Arrays, Outputs
 from pallas_kernels.matrix_state.mosaic_tpu.plan import IN_ORDER, Plan
 from pallas_kernels.mosaic_tpu import launch
 from pallas_kernels.target import Target
 
-Scores = Callable[[Chunk], jax.Array]
+Scores = Callable[[Chunk, Decays], jax.Array]
 """The decayed scores of a chunk of one head."""
 
 
@@ -62,7 +62,7 @@ def _body(plan: Plan, scale: float, inputs: Inputs, state: Any, o: Any, final: A
     def of_head(scores: Scores, chunk: Chunk, before: jax.Array) -> tuple[jax.Array, jax.Array]:
         decays = kind.decays(chunk)
         read = dot((chunk.q * decays.reach).astype(plan.dtype), before.astype(plan.dtype), 'nt')
-        within = dot(scores(chunk).astype(plan.dtype), chunk.v)
+        within = dot(scores(chunk, decays).astype(plan.dtype), chunk.v)
         after = decays.factor * before + dot(chunk.v, (chunk.k * decays.write).astype(plan.dtype), 'tn')
         return (scale * (read + within)).astype(plan.dtype), after
 

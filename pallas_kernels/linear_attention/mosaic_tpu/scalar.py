@@ -20,16 +20,18 @@ def _weights(chunk: Chunk) -> jax.Array:
     return jnp.exp(jnp.where(visible(chunk), between[0] + between[1], -jnp.inf))
 
 
-def scores(chunk: Chunk) -> jax.Array:
+def scores(chunk: Chunk, decays: Decays) -> jax.Array:
     """`c c`, decayed."""
+    del decays
     return dot(chunk.q, chunk.k, 'nt') * _weights(chunk)
 
 
-def pull(chunk: Chunk, dscores: jax.Array) -> tuple[jax.Array, Pulled]:
+def pull(chunk: Chunk, decays: Decays, dscores: jax.Array) -> tuple[jax.Array, Pulled]:
     """The scores, and the gradients through them.
 
     The decay of step t is in every score of a query at or after t and a key before t.
     """
+    del decays
     weights = _weights(chunk)
     scores = dot(chunk.q, chunk.k, 'nt') * weights
     weighted = (dscores * weights).astype(chunk.q.dtype)

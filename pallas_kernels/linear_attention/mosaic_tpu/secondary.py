@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import tiling
-from pallas_kernels.linear_attention.mosaic_tpu.chunk import Chunk, Pulled, dot, iotas, of_run, visible
+from pallas_kernels.linear_attention.mosaic_tpu.chunk import Chunk, Decays, Pulled, dot, iotas, of_run, visible
 from pallas_kernels.matrix_state.decays import KEPT
 
 SUBBLOCK = tiling.SUBBLOCK
@@ -31,8 +31,9 @@ class Within(NamedTuple):
     total: jax.Array
 
 
-def scores(chunk: Chunk) -> jax.Array:
+def scores(chunk: Chunk, decays: Decays) -> jax.Array:
     """`c c`, decayed."""
+    del decays
     within = _within(chunk)
     queries, (_, read) = _queries(chunk, within), iotas((chunk.rows.shape[1],) * 2)
     scores = _stack([dot(query, keys, 'nt') for query, (keys, _) in zip(queries, _keys(chunk, within), strict=True)])
@@ -43,12 +44,13 @@ def scores(chunk: Chunk) -> jax.Array:
     return jnp.where(visible(chunk), scores, 0)
 
 
-def pull(chunk: Chunk, dscores: jax.Array) -> tuple[jax.Array, Pulled]:
+def pull(chunk: Chunk, decays: Decays, dscores: jax.Array) -> tuple[jax.Array, Pulled]:
     """The scores, and the gradients through them.
 
     The decay of step t is in every score of a query at or after t and a key before t, so that its gradient is the sum
     of `q dq - k dk` from t on; a query's own key cancels and is left out.
     """
+    del decays
     c, dtype = chunk.rows.shape[1], chunk.q.dtype
     within = _within(chunk)
     at, read = iotas((c, c))
@@ -59,9 +61,9 @@ def pull(chunk: Chunk, dscores: jax.Array) -> tuple[jax.Array, Pulled]:
 
     dqueries, dk, scores = [], jnp.zeros(chunk.k.shape, jnp.float32), []
     blocks = zip(_queries(chunk, within), _keys(chunk, within), _rows_of(dscores), strict=True)
-    for query, (keys, decays), drows in blocks:
+    for query, (keys, scales), drows in blocks:
         dqueries.append(dot(drows.astype(dtype), keys))
-        dk += dot(drows.astype(dtype), query, 'tn') * decays
+        dk += dot(drows.astype(dtype), query, 'tn') * scales
         scores.append(dot(query, keys, 'nt'))
     dq = _split(_stack(dqueries)) * jnp.exp(within.since)
     total = _stack(scores)

@@ -7,7 +7,6 @@ over the chunk, `q exp(G - H)` and `k exp(H - G)` are within range, and their pr
 from collections.abc import Callable
 
 import jax
-import jax.experimental.pallas as pl
 import jax.numpy as jnp
 
 from pallas_kernels.linear_attention.mosaic_tpu.chunk import Chunk, Decays, Pulled, dot, iotas, of_run, visible
@@ -20,28 +19,30 @@ def choose[T](chunk: Chunk, run: Callable[[T], None], at_once: T, any_strength: 
     """Runs with one of two ways for the chunk of all heads of a program, heads first."""
     assert chunk.log_decay is not None
     is_moderate = jnp.min(jnp.sum(chunk.log_decay, axis=1)) >= -2 * MODERATE
-    pl.when(is_moderate)(lambda: run(at_once))
-    pl.when(~is_moderate)(lambda: run(any_strength))
+    jax.lax.cond(is_moderate, lambda: run(at_once), lambda: run(any_strength))
 
 
 def decays(chunk: Chunk) -> Decays:
-    since = _since(chunk)
     at, read = _iotas(chunk)
+    # Within runs, so that not even rounding passes from one document to another.
+    since = _added_up(chunk, of_run(chunk, at >= read), chunk.log_decay)
     until = _added_up(chunk, of_run(chunk, at < read), chunk.log_decay)
     return Decays(
         reach=jnp.exp(since) * chunk.columns[:, REACH : REACH + 1],
         write=jnp.exp(until) * chunk.columns[:, WRITE : WRITE + 1],
         factor=jnp.exp(since[-1:]) * chunk.rows[FACTOR : FACTOR + 1, :1],
+        since=since,
     )
 
 
-def scores(chunk: Chunk) -> jax.Array:
+def scores(chunk: Chunk, decays: Decays) -> jax.Array:
     """`c c`, decayed."""
-    queries, keys = (scaled.astype(chunk.q.dtype) for scaled in _around_the_middle(chunk))
+    decay, growth = _scales(decays)
+    queries, keys = ((array * scale).astype(chunk.q.dtype) for array, scale in ((chunk.q, decay), (chunk.k, growth)))
     return jnp.where(visible(chunk), dot(queries, keys, 'nt'), 0)
 
 
-def pull(chunk: Chunk, dscores: jax.Array) -> tuple[jax.Array, Pulled]:
+def pull(chunk: Chunk, decays: Decays, dscores: jax.Array) -> tuple[jax.Array, Pulled]:
     """The scores, and the gradients through them.
 
     The decay of step t is in every score of a query at or after t and a key before t, so that its gradient is the sum
@@ -49,7 +50,7 @@ def pull(chunk: Chunk, dscores: jax.Array) -> tuple[jax.Array, Pulled]:
     """
     dtype = chunk.q.dtype
     at, read = _iotas(chunk)
-    decay, growth = _scales(chunk)
+    decay, growth = _scales(decays)
     queries, keys = ((array * scale).astype(dtype) for array, scale in ((chunk.q, decay), (chunk.k, growth)))
     own = jnp.sum(jnp.where(at == read, dscores, 0), axis=1, keepdims=True)
     others = jnp.where(of_run(chunk, at > read), dscores, 0).astype(dtype)
@@ -76,19 +77,8 @@ def _added_up(chunk: Chunk, pairs: jax.Array, array: jax.Array | None) -> jax.Ar
     return added_up(pairs.astype(jnp.float32), array, Form(chunk.q.dtype, jnp.float32))
 
 
-def _since(chunk: Chunk) -> jax.Array:
-    """Log decays up to each step, within runs, so that not even rounding passes from one document to another."""
-    at, read = _iotas(chunk)
-    return _added_up(chunk, of_run(chunk, at >= read), chunk.log_decay)
-
-
-def _scales(chunk: Chunk) -> tuple[jax.Array, jax.Array]:
+def _scales(decays: Decays) -> tuple[jax.Array, jax.Array]:
     """Decays from the middle to each step, and back."""
-    since = _since(chunk)
-    half = jnp.min(since, axis=0, keepdims=True) / 2
-    return jnp.exp(since - half), jnp.exp(half - since)
-
-
-def _around_the_middle(chunk: Chunk) -> tuple[jax.Array, jax.Array]:
-    decay, growth = _scales(chunk)
-    return chunk.q * decay, chunk.k * growth
+    assert decays.since is not None
+    half = jnp.min(decays.since, axis=0, keepdims=True) / 2
+    return jnp.exp(decays.since - half), jnp.exp(half - decays.since)
