@@ -37,6 +37,7 @@ Made by `python -m tests.compile.plans [RECIPE ...]`. Each section is what a com
 exchange as the compilers for TPUs and GPUs have them, operations counted from shapes, the time of a step by published
 peaks. Nothing here has run. Those of H100 are made where JAX's plugin for CUDA is ([training.md](training.md)); their
 links were computed again from the bytes printed, at what an H100 sends, when its rate had been that of both ways.
+Sections of `gla` and `mamba2` are older than their kernels of 2026-11-29, and than the count of what these execute.
 
 Where a product sums over the dimension by which its weight is divided over chips, that for TPUs makes one ring of
 gathering the weight and multiplying by it: pieces go around, two at a time, while those that are there are
