@@ -326,6 +326,12 @@ class MomentGates(Module):
         return k, v, terms._replace(moment=Moment(self.decay(x), growth, self.level[...].astype(wide)))
 
 
+def greatest_strength(gates: MemoryGates | None) -> float | None:
+    """What the strengths of writes, or of what they erase, stay below; `None` for gates that are not of this module."""
+    within = gates.strength if isinstance(gates, PartialErase | MomentGates) else gates
+    return within.scale if isinstance(within, WriteStrength | ChannelStrengths) else None
+
+
 class TiedKeys(Module):
     """Keys tied to the decays, `k = 1 - a`, `a = c + (1 - c) sigmoid(z)`, with the logits `z` in place of keys.
 

@@ -149,7 +149,7 @@ class LinearAttention(Mixer):
         self.gates = (
             None if gates is None else gates(dim, heads=writes, key_dim=key_dim, value_dim=value_dim, rngs=rngs)
         )
-        write.check_gates(self.gates)
+        write.check_gates(self.gates, decays=self.decay is not None)
         self.levels = None if levels is None else levels(dim, heads=memories, rngs=rngs)
         self.feature_map = None if feature_map is None else feature_map(key_dim, heads=heads, rngs=rngs)
         self.norm = None if norm is None else norm(value_dim, rngs=rngs)

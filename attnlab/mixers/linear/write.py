@@ -13,7 +13,7 @@ from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed, recomputed_method
-from attnlab.nn.gates import MemoryGates, MomentGates, Terms
+from attnlab.nn.gates import MemoryGates, MomentGates, Terms, greatest_strength
 from attnlab.signature import checked_fields
 from attnlab.typing import Heads, Keys, Queries, Values
 
@@ -42,9 +42,9 @@ class WriteRule(abc.ABC):
         """Whether it can give the sums of the weights of reads (`sums`)."""
         return False
 
-    def check_gates(self, gates: MemoryGates | None) -> None:
-        """Raises `UserError` for gates with which it would not be stable."""
-        del gates
+    def check_gates(self, gates: MemoryGates | None, *, decays: bool) -> None:
+        """Raises `UserError` for gates with which it would not be stable; `decays` says whether the memory does."""
+        del gates, decays
 
     @abc.abstractmethod
     def __call__(self, q: Queries, k: Keys, v: Values, terms: Terms, **core: Any) -> tuple[Heads, Memory]:
@@ -133,9 +133,20 @@ class EarlyDelta(WriteRule):
     """Erases before it decays: `S_t = diag(a_t) S_{t-1} + b_t k_t (v_t - S_{t-1}^T e_t)^T`, `e` the key or one's own.
 
     The decay `a` is one where gates give none; they have to give the strength `b` or the erase key `e`, or both. The
-    memory that is erased has not decayed, so that with decays the transition is no product of two.
+    memory that is erased has not decayed, so that with decays the transition is no product of two: the eigenvalue along
+    a key of length one is `a - b`, and with strengths above one what a memory holds for a token that repeats may grow.
     Hu et al. 2025, https://arxiv.org/abs/2506.02475.
+
+    Raises `UserError` for gates whose `scale` is above 1 beside a decay.
     """
+
+    def check_gates(self, gates: MemoryGates | None, *, decays: bool) -> None:
+        scale = greatest_strength(gates)
+        if decays and scale is not None and scale > 1:
+            raise UserError(
+                f'the scale of {type(gates).__name__} is {scale}; where EarlyDelta erases a memory that then decays, '
+                'it must be at most 1'
+            )
 
     def __call__(self, q: Queries, k: Keys, v: Values, terms: Terms, **core: Any) -> tuple[Heads, Memory]:
         strength = _strength(terms, k)[..., None]
@@ -164,7 +175,7 @@ class PreconditionedDelta(WriteRule):
         if not 1 <= self.base <= 2:
             raise UserError(f'the base of PreconditionedDelta is {self.base}; it must be from 1 to 2')
 
-    def check_gates(self, gates: MemoryGates | None) -> None:
+    def check_gates(self, gates: MemoryGates | None, *, decays: bool) -> None:
         if isinstance(gates, MomentGates) and gates.strength.scale * self.base > 2:
             raise UserError(
                 f'the scale of MomentGates is {gates.strength.scale} and the base of PreconditionedDelta {self.base}; '

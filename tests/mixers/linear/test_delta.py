@@ -13,10 +13,19 @@ from attnlab import make_mixer
 from attnlab.config import build, spec
 from attnlab.errors import UserError
 from attnlab.mixers.linear.attention import LinearAttention
-from attnlab.mixers.linear.write import Additive, Delta, PreconditionedDelta
+from attnlab.mixers.linear.write import Additive, Delta, EarlyDelta, PreconditionedDelta
 from attnlab.nn.decays import LowRankStepDecay, StepDecay
 from attnlab.nn.feature_maps import SumNorm
-from attnlab.nn.gates import ChannelStrengths, LowRankGate, Moment, MomentGates, OutputGate, Terms, WriteStrength
+from attnlab.nn.gates import (
+    ChannelStrengths,
+    LowRankGate,
+    Moment,
+    MomentGates,
+    OutputGate,
+    PartialErase,
+    Terms,
+    WriteStrength,
+)
 from attnlab.testing.contract import context
 from attnlab.testing.noise import noise
 from tests.mixers.linear.equations import (
@@ -239,6 +248,20 @@ def test_the_preconditioned_rule_refuses_what_it_cannot_use():
     q = noise(1, 2, 1, 4)
     with pytest.raises(UserError, match='give its mixer gates=MomentGates'):
         PreconditionedDelta()(q, q, q, Terms(strength=q[..., 0]))
+
+
+def test_a_memory_erased_before_it_decays_refuses_strengths_above_one():
+    """With them a token that repeats has an eigenvalue below -1, and what the memory holds for it grows."""
+    k = jnp.broadcast_to(jnp.eye(4)[0], (1, 40, 1, 4))
+    for strength, most in ((1.0, 1.0), (1.8, 1e5)):
+        terms = Terms(jnp.full((1, 40, 1), np.log(0.2)), jnp.full((1, 40, 1), strength))
+        _, memory = EarlyDelta()(k, k, k, terms, segments=None)
+        assert (np.abs(memory).max() > most) == (strength > 1)
+    for gates, name in ((WriteStrength, 'WriteStrength'), (PartialErase, 'PartialErase')):
+        options = {'gates': build(spec(gates, scale=1.5))}
+        with pytest.raises(UserError, match=rf'scale of {name} is 1\.5; where EarlyDelta .* must be at most 1'):
+            recipe('comba', **options)
+        recipe('comba', **options, decay=None)
 
 
 def test_the_layer_with_erase_keys_is_that_of_the_paper():
