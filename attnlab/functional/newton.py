@@ -9,13 +9,25 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
+from attnlab.errors import UserError
+
 
 @dataclasses.dataclass(frozen=True)
 class FixedStep:
     """Begins at `1.8 P / largest^2`, of the largest sum of a row of `P`; gradients are those of the inverse.
 
-    As the code released with Lu et al. 2021, https://arxiv.org/abs/2110.11945, for SOFT.
+    The sum is of `P` without its ridge, so that the eigenvalue of a block of one, `1 + ridge`, is within reach of the
+    steps for ridges of up to 0.054. As the code released with Lu et al. 2021, https://arxiv.org/abs/2110.11945, for
+    SOFT.
     """
+
+    def check_ridge(self, name: str, ridge: float) -> None:
+        """Raises `UserError` for a ridge with which the iterations may diverge."""
+        if not 0 <= ridge <= 0.054:
+            raise UserError(
+                f'ridge of {name} is {ridge}; it must be from 0 to 0.054, beyond which newton=FixedStep() diverges '
+                'where a document has one landmark'
+            )
 
     def __call__(
         self,
@@ -39,8 +51,17 @@ class BacktrackedStep:
     That is while the largest sum of a column of `|I - step P^2|` is above 1.01. Gradients are those of the iterations.
 
     As the code released with Lu et al. 2024, https://arxiv.org/abs/2207.03341, for SOFT++, but for every block, where
-    it is for the whole batch. Where the largest sum is an eigenvalue, as of a block of one, what it ends at lacks that.
+    it is for the whole batch. Where the largest sum is an eigenvalue, as of a block of one, what it ends at lacks that;
+    with a small ridge beside it the first step is too long for it, by less than is noticed.
     """
+
+    def check_ridge(self, name: str, ridge: float) -> None:
+        """Raises `UserError` for a ridge with which the iterations may diverge."""
+        if ridge != 0 and not ridge >= 0.006:
+            raise UserError(
+                f'ridge of {name} is {ridge}; with newton=BacktrackedStep() it must be 0 or at least 0.006, since with '
+                'smaller ones it diverges where a document has one landmark or two'
+            )
 
     def __call__(
         self,

@@ -40,7 +40,8 @@ class SoftmaxFreeAttention(TwoSided):
 
     Rows have landmarks for up to `documents` documents, padding not counted; outputs of further ones are NaN.
 
-    Raises `UserError` for heads that do not divide the width, an even `width`, and for no documents.
+    Raises `UserError` for heads that do not divide the width, an even `width`, for no documents, and for a `ridge` with
+    which `newton` may diverge.
 
     Args:
       dim: model width.
@@ -79,6 +80,7 @@ class SoftmaxFreeAttention(TwoSided):
             raise UserError(
                 f'SoftmaxFreeAttention has stride {stride} and {documents} documents; both must be at least 1'
             )
+        newton.check_ridge(type(self).__name__, ridge)
         self.heads, self.channels = heads, head_channels(dim, heads)
         self.stride, self.documents, self.normalised = stride, documents, normalised
         self.ridge, self.newton, self.iterations = ridge, newton, iterations

@@ -139,8 +139,8 @@ class GridSoftmaxFreeAttention(TwoSided):
     `stride` tokens, and `conv` is of `width` x `width` tokens, with one kernel a head. Rows and columns beyond the last
     whole block are in no landmark. Lu et al. 2021, https://arxiv.org/abs/2110.11945.
 
-    Raises `UserError` for heads that do not divide `dim`, an even `width`, without a grid of two axes, and for one with
-    an axis shorter than a block.
+    Raises `UserError` for heads that do not divide `dim`, an even `width`, a `ridge` with which `newton` may diverge,
+    without a grid of two axes, and for one with an axis shorter than a block.
 
     Args:
       dim: model width.
@@ -172,6 +172,7 @@ class GridSoftmaxFreeAttention(TwoSided):
         bias: bool = True,
         rngs: nnx.Rngs,
     ):
+        newton.check_ridge(type(self).__name__, ridge)
         self.heads, self.channels, self.stride = heads, head_channels(dim, heads), stride
         self.normalised, self.ridge, self.newton, self.iterations = normalised, ridge, newton, iterations
         self.query, self.value = (Linear(dim, dim, bias=bias, rngs=rngs) for _ in range(2))

@@ -9,8 +9,10 @@ import pytest
 from flax import nnx
 
 from attnlab.context import Context
+from attnlab.errors import UserError
 from attnlab.functional.newton import BacktrackedStep, FixedStep
 from attnlab.mixers.linear.softmax_free import SoftmaxFreeAttention
+from attnlab.mixers.spatial.linear import GridSoftmaxFreeAttention
 from attnlab.testing.noise import noise
 from tests.mixers.linear.equations import DIM, HEADS, apply, check_layer, heads
 from tests.mixers.linear.test_inline import gelu
@@ -69,6 +71,27 @@ def test_the_layer_is_that_of_the_paper(name):
 def test_newton_may_step_as_in_the_code_of_soft_plus():
     options = {'stride': STRIDE, 'width': WIDTH, 'documents': 4, 'ridge': 0.0, 'newton': BacktrackedStep()}
     check_layer('soft_plus', soft, PACKED, **options)
+
+
+@pytest.mark.parametrize(
+    ('newton', 'kept', 'refused'), [(FixedStep(), 0.054, 0.055), (BacktrackedStep(), 0.006, 0.004)], ids=['soft', '++']
+)
+def test_ridges_with_which_newton_diverges_are_refused(newton, kept, refused):
+    """Where there is one landmark, or two that are alike."""
+
+    def greatest(ridge):
+        kernels = [jnp.ones((1, 1, n, n)) + ridge * jnp.eye(n)[None, None] for n in (1, 2)]
+        found = [newton(kernel, jnp.full((1, 1, 1), 1.0 * len(kernel[0, 0])), None, 20) for kernel in kernels]
+        return max(np.nan_to_num(np.abs(each), nan=np.inf).max() for each in found)
+
+    assert greatest(kept) < 1e3 and greatest(refused) > 1e6
+    for kind in (SoftmaxFreeAttention, GridSoftmaxFreeAttention):
+        kind(8, heads=2, ridge=kept, newton=newton, rngs=nnx.Rngs(0))
+        for ridge in (refused, -0.01):
+            with pytest.raises(
+                UserError, match=f'^ridge of {kind.__name__} is {ridge}; .*newton={type(newton).__name__}'
+            ):
+                kind(8, heads=2, ridge=ridge, newton=newton, rngs=nnx.Rngs(0))
 
 
 def test_a_document_without_room_for_all_its_landmarks_is_nan_as_a_whole():
