@@ -13,6 +13,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from attnlab.errors import UserError
 from attnlab.functional.precision import wide_dtype
 from attnlab.module import Module
 from attnlab.nn.initialization import logit
@@ -127,9 +128,12 @@ class AverageDescent(Descent):
 
     `s = rate sigmoid(x W + c) / channels`, one a head, and `u_i = max(0, 1 / i + d_i)` for the place i in the
     mini-batch, from 1, `d` learned and zero at the start. Sun et al. 2024, https://arxiv.org/abs/2407.04620.
+    Raises `UserError` for a `rate` that is not positive.
     """
 
     def __init__(self, dim: int, *, heads: int, channels: int, chunk: int, rate: float = 1.0, rngs: nnx.Rngs):
+        if rate <= 0:
+            raise UserError(f'rate of AverageDescent is {rate}; it must be positive, to descend')
         self.rate = rate / channels
         self.step = Linear(dim, heads, bias=True, rngs=rngs)
         self.offsets = param(nnx.initializers.zeros, (chunk,), axes=(None,), group='dynamics', rngs=rngs)

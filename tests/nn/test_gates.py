@@ -7,8 +7,10 @@ from flax import nnx
 from attnlab.errors import UserError
 from attnlab.mixers.linear.mlstm import MLSTM
 from attnlab.mixers.linear.slots import GatedSlots
+from attnlab.mixers.recurrent.slstm import SLSTM
+from attnlab.mixers.spatial.gated import VisionGatedLinearAttention
 from attnlab.nn.decays import LowRankDecay
-from attnlab.nn.fast_weights import MomentumDescent
+from attnlab.nn.fast_weights import AverageDescent, MomentumDescent
 from attnlab.nn.gates import (
     ChannelStrengths,
     HeadGate,
@@ -105,6 +107,13 @@ def test_mistakes_are_named():
         (LowRankDecay, {'key_dim': 4, 'temperature': 0.0}, 'temperature of LowRankDecay is 0.0; it must be positive'),
         (GatedSlots, {'temperature': 0.0}, 'temperature of GatedSlots is 0.0; it must be positive'),
         (MLSTM, {'cap': 0.0}, 'cap of MLSTM is 0.0; it must be positive'),
+        (
+            VisionGatedLinearAttention,
+            {'temperature': -16.0},
+            r'temperature of VisionGatedLinearAttention is -16.0; it must be positive',
+        ),
+        (AverageDescent, {'channels': 4, 'chunk': 2, 'rate': -1.0}, r'rate of AverageDescent is -1.0; it must be posi'),
+        (SLSTM, {'power': -0.3}, r'power of SLSTM is -0.3; it must be at least 0'),
     ],
 )
 def test_numbers_out_of_bounds_are_named(made, given, said):

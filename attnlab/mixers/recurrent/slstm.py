@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attnlab.context import Context
+from attnlab.errors import UserError
 from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recurrences import document_starts, no_segment
 from attnlab.mixers.mixer import Mixer
@@ -58,7 +59,7 @@ class SLSTM(Mixer):
     zero but for forget gates, from 5 to -7 over the channels of a head by a power law. The norm is that of every head.
     Gates, cells and maps of `h` are in float32 or better. Beck et al. 2024, https://arxiv.org/abs/2405.04517.
 
-    Raises `UserError` for heads that do not divide the width.
+    Raises `UserError` for heads that do not divide the width, and for a negative power.
 
     Args:
       dim: model width.
@@ -78,6 +79,8 @@ class SLSTM(Mixer):
         power: float = 0.3,
         rngs: nnx.Rngs,
     ):
+        if power < 0:
+            raise UserError(f'power of SLSTM is {power}; it must be at least 0')
         self.heads, channels = heads, head_channels(dim, heads)
         self.prelude = prelude(dim, rngs=rngs)
         small = nnx.initializers.normal((2 / (5 * dim)) ** 0.5)

@@ -33,7 +33,8 @@ class VisionGatedLinearAttention(TwoSided):
     square of the channels of a head, with a gain of its own. A token reads itself whole and every other at half.
     Liao et al. 2024, https://arxiv.org/abs/2405.18425.
 
-    Raises `UserError` for heads that do not divide `dim / 2`, and without a grid of two axes.
+    Raises `UserError` for heads that do not divide `dim / 2`, for a temperature that is not positive, and without a
+    grid of two axes.
 
     Args:
       dim: model width.
@@ -60,6 +61,8 @@ class VisionGatedLinearAttention(TwoSided):
     ):
         if dim % 2:
             raise UserError(f'dim of VisionGatedLinearAttention is {dim}; it must be even: keys have half of it')
+        if temperature <= 0:
+            raise UserError(f'temperature of VisionGatedLinearAttention is {temperature}; it must be positive')
         self.heads, self.channels = heads, head_channels(dim, heads)
         head_channels(dim // 2, heads)
         self.temperature, self.activated, self.implementation = temperature, activated, implementation
