@@ -327,8 +327,8 @@ class MomentGates(Module):
 
 
 def greatest_strength(gates: MemoryGates | None) -> float | None:
-    """What the strengths of writes, or of what they erase, stay below; `None` for gates that are not of this module."""
-    within = gates.strength if isinstance(gates, PartialErase | MomentGates) else gates
+    """What the strength with which gates erase stays below; `None` for gates that are not of this module."""
+    within = gates.strength if isinstance(gates, PartialErase) else gates
     return within.scale if isinstance(within, WriteStrength | ChannelStrengths) else None
 
 

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -13,7 +13,14 @@ from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed, recomputed_method
-from attnlab.nn.gates import MemoryGates, MomentGates, Terms, greatest_strength
+from attnlab.nn.gates import (
+    ChannelStrengths,
+    MemoryGates,
+    MomentGates,
+    PartialErase,
+    Terms,
+    greatest_strength,
+)
 from attnlab.signature import checked_fields
 from attnlab.typing import Heads, Keys, Queries, Values
 
@@ -25,7 +32,12 @@ class WriteRule(abc.ABC):
 
     `core` are the arguments that all cores share: `scale` of the queries (`None`: one over the square root of the key
     channels), `state` before the first token (`None`: empty), `segments`, `implementation`.
+
+    Attributes:
+      unread: of the class, gates that give what it would not read.
     """
+
+    unread: ClassVar[tuple[type, ...]] = (MomentGates,)
 
     @property
     def steps(self) -> int:
@@ -43,8 +55,16 @@ class WriteRule(abc.ABC):
         return False
 
     def check_gates(self, gates: MemoryGates | None, *, decays: bool) -> None:
-        """Raises `UserError` for gates with which it would not be stable; `decays` says whether the memory does."""
-        del gates, decays
+        """Raises `UserError` for gates that give what it would not read, and those with which it would not be stable.
+
+        `decays` says whether the memory does.
+        """
+        del decays
+        if isinstance(gates, self.unread):
+            raise UserError(
+                f'{type(self).__name__} does not read all that {type(gates).__name__} give; choose another write rule, '
+                'or gates=WriteStrength'
+            )
 
     @abc.abstractmethod
     def __call__(self, q: Queries, k: Keys, v: Values, terms: Terms, **core: Any) -> tuple[Heads, Memory]:
@@ -68,6 +88,8 @@ class Additive(WriteRule):
 
     Both ways, every pair of tokens counts once, decayed by what lies between; the strength is that of the key's token.
     """
+
+    unread = (MomentGates, PartialErase, ChannelStrengths)
 
     def __call__(self, q: Queries, k: Keys, v: Values, terms: Terms, **core: Any) -> tuple[Heads, Memory]:
         return cores.linear_attention(q, k, _weighted(v, terms), terms.log_decay, **core)
@@ -141,6 +163,7 @@ class EarlyDelta(WriteRule):
     """
 
     def check_gates(self, gates: MemoryGates | None, *, decays: bool) -> None:
+        super().check_gates(gates, decays=decays)
         scale = greatest_strength(gates)
         if decays and scale is not None and scale > 1:
             raise UserError(
@@ -169,6 +192,7 @@ class PreconditionedDelta(WriteRule):
     Raises `UserError` for a `base` that is not from 1 to 2, and for `MomentGates` whose `scale` times it is above 2.
     """
 
+    unread = ()
     base: float = 1.5
 
     def __post_init__(self) -> None:

@@ -264,6 +264,17 @@ def test_a_memory_erased_before_it_decays_refuses_strengths_above_one():
         recipe('comba', **options, decay=None)
 
 
+@pytest.mark.parametrize(
+    ('write', 'gates'),
+    [(Additive(), PartialErase), (Additive(), ChannelStrengths), (Additive(), MomentGates), (Delta(), MomentGates)],
+)
+def test_gates_that_give_what_a_rule_does_not_read_are_refused(write, gates):
+    with pytest.raises(
+        UserError, match=f'^{type(write).__name__} does not read all that {gates.__name__} give; choose'
+    ):
+        recipe('gated_delta_net', write=write, gates=gates)
+
+
 def test_the_layer_with_erase_keys_is_that_of_the_paper():
     check_layer('gated_delta_net2', gated_delta_net2)
     check_layer('comba', comba)
