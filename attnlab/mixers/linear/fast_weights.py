@@ -1,6 +1,5 @@
 """Fast weights: a linear memory that is trained while it reads, on a loss of its own, by mini-batches of tokens."""
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -213,7 +212,6 @@ class FastWeights(Mixer):
         first: Bool[Array, 'b t'],
     ) -> tuple[Heads, Memory]:
         """Token after token, from the memory before; `first` are those of mini-batches, `starts` those of documents."""
-        b, t = q.shape[:2]
         initial = self._initial(q.dtype)[None]
 
         def token(memory: Memory, given: tuple[Array, Array, Array, Any, Array, Array]) -> tuple[Memory, Array]:
@@ -230,14 +228,18 @@ class FastWeights(Mixer):
             z = _apply(memory.weights, self._inputs(q[:, None]))
             return memory, self.loss.read(z, q[:, None])[:, 0]
 
-        size = math.gcd(t, BLOCK)
-
-        def blocks(x: Array) -> Array:
-            return jnp.moveaxis(x, 0, 1).reshape(-1, size, b, *x.shape[2:])
-
+        given = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), (q, k, v, rates, starts, first))
         run = jax.checkpoint(lambda memory, given: jax.lax.scan(token, memory, given))
-        memory, y = jax.lax.scan(run, memory, jax.tree.map(blocks, (q, k, v, rates, starts, first)))
-        return jnp.moveaxis(y.reshape(t, *y.shape[2:]), 0, 1), memory
+        steps, reads = q.shape[1], []
+        whole = steps - steps % BLOCK
+        if whole:
+            blocks = jax.tree.map(lambda x: x[:whole].reshape(-1, BLOCK, *x.shape[1:]), given)
+            memory, y = jax.lax.scan(run, memory, blocks)
+            reads.append(y.reshape(whole, *y.shape[2:]))
+        if whole < steps:
+            memory, y = run(memory, jax.tree.map(lambda x: x[whole:], given))
+            reads.append(y)
+        return jnp.moveaxis(jnp.concatenate(reads), 0, 1), memory
 
     def _read(self, y: Heads, x: Sequence) -> Sequence:
         y = y if self.norm is None else self.norm(y)

@@ -1,5 +1,6 @@
 """Fast weights against their equations, as loops over tokens in numpy float64."""
 
+import dataclasses
 import functools
 
 import jax
@@ -257,6 +258,17 @@ def test_gradients_with_respect_to_weights_are_keys_times_those_of_outputs():
     expected = jax.jit(jax.grad(lambda weights: jnp.sum(loss(outputs(weights), k, v))))(weights)
     found = jax.jit(lambda: jnp.einsum('bchm,bchv->bhmv', k, loss.gradient(outputs(weights), k, v)))()
     np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize('length', [127, 128])
+def test_rows_of_any_length_keep_the_weights_of_few_tokens(length):
+    """The three matrices of a memory every 64 tokens, for the backward pass of packed documents."""
+    mixer = recipe('titans_linear', chunk=4)
+    ctx = dataclasses.replace(Context.full(1, length), segments=jnp.ones((1, length), jnp.int32))
+    x = jax.ShapeDtypeStruct((1, length, DIM), jnp.float64)
+    kept = jax.tree.leaves(jax.eval_shape(lambda x: jax.vjp(lambda x: mixer(x, ctx)[0], x)[1], x))
+    matrices = sum(leaf.size for leaf in kept if leaf.shape[-3:] == (HEADS, K, K)) / (HEADS * K * K)
+    assert 2 * 3 <= matrices <= 4 * 3
 
 
 @pytest.mark.slow
