@@ -168,7 +168,8 @@ class MomentumDescent(Descent):
 
     `m` and `f` are logistic functions of `x W + c`, one a head, which start near `momentum` and `forget`;
     `s = (1 - m) sigmoid(x W) / chunk`, so that the steps of a mini-batch add up to at most one gradient: all of them
-    are taken at the same weights, and more would overshoot.
+    are taken at the same weights. Of `SquaredError`, and a key of length one that repeats, half a gradient is the value
+    itself, one the error with its sign turned, and more would make it grow.
     Raises `UserError` for a `momentum` or `forget` that is not between 0 and 1.
     Behrouz, Zhong and Mirrokni 2024, https://arxiv.org/abs/2501.00663.
     """

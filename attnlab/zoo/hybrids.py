@@ -184,9 +184,10 @@ HYBRIDS = {
         packed=True,
         notes=(
             'xLSTM[7:1]: seven mlstm layers to one of slstm, which is the last of every eight; fewer layers have none '
-            'of it. Other ratios are patterns: `zoo=mlstm+slstm` is [1:1]. Every layer is followed by the channel '
-            'mixer of other recipes; in the paper mLSTM stands within a projection to twice the width, without one, '
-            'and sLSTM is followed by a network of four thirds of the width.'
+            'of it. The paper has those of slstm near both ends, of 48 layers 3, 5, 7, 40, 42 and 44. Other ratios are '
+            'patterns: `zoo=mlstm+slstm` is [1:1]. Every layer is followed by the channel mixer of other recipes; in '
+            'the paper mLSTM stands within a projection to twice the width, without one, and sLSTM is followed by a '
+            'network of four thirds of the width.'
         ),
     ),
     'hymba': Recipe(
