@@ -39,8 +39,8 @@ STATE_SPACE = {
         notes=(
             'The input enters as dt B x, as in the released code; the paper writes a zero-order hold. Eigenvalues '
             'below zero (Grazzi et al. 2024, https://arxiv.org/abs/2411.12537): eigenvalues=signed, a scan of all '
-            'states that takes their memory a token. Biases of the convolution start at zero, and linear maps three '
-            'times as far spread as theirs, unless init=paper.'
+            'states that takes their memory a token. Biases of the convolution start at zero, with init=paper too. '
+            'Linear maps have three times the variance of theirs unless init=paper.'
         ),
     ),
     's_mamba': Recipe(
@@ -72,7 +72,8 @@ STATE_SPACE = {
         start=MAMBA,
         notes=(
             'One group of B and C, 128 states, heads of 64 channels, which must divide twice the width. Biases of the '
-            'convolution start at zero, and linear maps three times as far spread as theirs, unless init=paper.'
+            'convolution start at zero, with init=paper too. Linear maps have three times the variance of theirs '
+            'unless init=paper.'
         ),
     ),
     'log_linear_mamba2': Recipe(
