@@ -491,6 +491,9 @@ def long_conv(
     model = Passes(Cost(least, moved), Cost(2 * least, moved_back))
     if implementation == 'reference':
         return CallCost(model, Passes(Cost(direct, moved), Cost(2 * direct, moved_back)))
+    if implementation == 'mosaic_tpu':
+        executed = _long_conv_tpu(b=b, t=t, d=d, w=w, packed=packed, itemsize=itemsize)
+        return CallCost(model, executed + Passes(Cost(0, moved), Cost(0, moved_back)))
     if w <= tiling.SHIFTS and t > tiling.TOEPLITZ:
         done = 2 * b * t * d * w
         return CallCost(model, Passes(Cost(done, moved), Cost(2 * done, moved_back)))
@@ -504,6 +507,17 @@ def long_conv(
     else:
         done = 2 * b * d * t**2 if t <= tiling.TOEPLITZ else transforms
     return CallCost(model, Passes(Cost(done, moved), Cost(3 * done, moved_back)))
+
+
+def _long_conv_tpu(*, b: int, t: int, d: int, w: int, packed: bool, itemsize: int) -> Passes:
+    """Products of whole lines with matrices of taps, two of 16-bit x; for the gradient of taps one of blocks."""
+    tile = tiling.long_conv_tpu(t, w, d, packed=packed)
+    assert tile is not None
+    # Within blocks documents take a product for each bit of a place, and one for the diagonal.
+    lines = tile.multiplied + packed * tile.blocks * tiling.SUBLANES * tiling.LANES.bit_length()
+    product = -(-b // tiling.SUBLANES) * d * lines * 2 * tiling.LANES**2
+    parts = 2 if itemsize == 2 else 1
+    return Passes(Cost(parts * product, 0), Cost((parts + 1) * product, 0))
 
 
 def short_conv(

@@ -322,6 +322,82 @@ VMEM = 48 * 2**20
 """The bytes of a TPU's VMEM that kernels over tiles of rows may have: less than in any recent TPU."""
 
 
+SUBLANES = 8
+"""The lines of a register of a TPU."""
+
+LANES = 128
+"""The numbers of a line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LongConvTile:
+    """How a long convolution is cut into products with blocks of a Toeplitz matrix.
+
+    Attributes:
+      blocks: blocks of `LANES` tokens that a row is padded to.
+      lags: distances between blocks for which there are taps, a multiple of `pair`.
+      lines: lines of one product, a line a block and sequence, of which `SUBLANES` stand next to each other.
+      channels: channels in VMEM at a time.
+      at_once: those of them whose products are interleaved, as each waits for the matrix unit.
+      pair: lags of one turn of the loop, so that sums are read and written once for them.
+    """
+
+    blocks: int
+    lags: int
+    lines: int
+    channels: int
+    at_once: int
+    pair: int = 2
+
+    @property
+    def turns(self) -> int:
+        """Products that cover a row."""
+        return self.blocks * SUBLANES // self.lines
+
+    @property
+    def ahead(self) -> int:
+        """Lines of zeros before a row, which the first blocks meet at later lags."""
+        return self.lines + SUBLANES * (self.pair - 1)
+
+    @property
+    def multiplied(self) -> int:
+        """Lines that are multiplied by some matrix, for `SUBLANES` sequences of a channel."""
+        skipped = (SUBLANES * self.pair * turn // self.lines for turn in range(self.lags // self.pair))
+        return sum(self.pair * self.lines * (self.turns - min(self.turns, first)) for first in skipped)
+
+
+def long_conv_tpu(t: int, w: int, d: int, *, packed: bool) -> LongConvTile | None:
+    """The tile of rows of `t` tokens and `w` taps, of `d` channels; `None`: VMEM does not hold one channel.
+
+    Products of 128 lines fill the matrix units while the next matrices are made; blocks are divided over as many of
+    them as that takes, so that little is padded.
+    """
+    blocks = -(-t // LANES)
+    turns = -(-blocks // 16)
+    lines = -(-blocks // turns) * SUBLANES
+    lags = min(blocks, -(-(min(w, t) - 1) // LANES) + 1)
+    tile = LongConvTile(turns * lines // SUBLANES, lags + lags % 2, lines, 1, 1)
+    row = 4 * LANES * (2 * tile.blocks * SUBLANES + tile.ahead + tile.lags)
+    marks = 4 * LANES * (3 * tile.blocks * SUBLANES + tile.ahead) if packed else 0
+    # Every block is there twice, so that the next one comes while one is computed with.
+    most = (VMEM * 3 // 4 - 2 * marks) // (2 * row)
+    if most < 1:
+        return None
+    channels = min(8, 1 << (most.bit_length() - 1), 1 << (d - 1).bit_length())
+    return dataclasses.replace(tile, channels=channels, at_once=min(4, channels))
+
+
+def long_conv_by_products(t: int, w: int, *, narrow: bool) -> bool:
+    """Whether products with `w` taps take less than Fourier transforms on a TPU: 32,768 tokens with as many taps.
+
+    Three times as many where x is bfloat16, which takes two products for six. By the compiler's estimates for a v5e.
+    """
+    blocks = -(-t // LANES)
+    lags = min(blocks, -(-(min(w, t) - 1) // LANES) + 1)
+    # A token meets so many blocks, on average over a row.
+    return lags * (2 * blocks - lags + 1) <= 2 * blocks * (384 if narrow else 128) + blocks
+
+
 @dataclasses.dataclass(frozen=True)
 class RowsTile:
     """Rows and columns that are processed at once."""

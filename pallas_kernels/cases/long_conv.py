@@ -28,11 +28,20 @@ CASES = {
     'few taps': Case(b=1, t=70, d=3, w=4),
     'few taps of a long row, packed': Case(b=2, t=67, d=3, w=9, documents=drawing.PACKED_67),
     'few taps, packed': Case(b=2, t=37, d=3, w=9, documents=drawing.PACKED_37),
+    'blocks, packed': Case(
+        b=3, t=300, d=3, w=300, documents=(((1, 100), (2, 200)), ((1, 128), (2, 127), (3, 45)), ((1, 300),))
+    ),
+    'rows of two groups': Case(b=9, t=140, d=1, w=140),
+    'fewer taps than blocks': Case(b=1, t=2100, d=2, w=400),
+    'long documents': Case(b=1, t=2100, d=1, w=2100, documents=(((1, 1000), (2, 1), (3, 1099)),)),
     'two': Case(b=2, t=2, d=5, w=7, documents=(((1, 2),), ((1, 1), (2, 1)))),
 }
 
 KERNEL = ('packed', 'transforms', 'packed transforms', 'prime', 'few taps', 'one', 'few taps of a long row, packed')
 """The cases that are compared every time."""
+
+BLOCKS = ('blocks, packed', 'transforms', 'rows of two groups', 'fewer taps than blocks', 'long documents', 'prime')
+"""Those that kernels serve: of one block or several, in one product or several."""
 
 
 def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:

@@ -4,7 +4,7 @@ import functools
 
 import jax
 
-from pallas_kernels import arguments, cost, dispatch, packing
+from pallas_kernels import arguments, cost, dispatch, packing, target
 from pallas_kernels.long_conv import reference, xla
 
 CORE = 'long_conv'
@@ -37,7 +37,11 @@ def long_conv(
     arguments.check_integer(CORE, segments=segments)
     if sizes['w'] == 0:
         raise ValueError(f'{CORE}: kernel has no taps; expected at least 1')
-    candidates = {'reference': dispatch.Candidate(reference.long_conv), 'xla': dispatch.Candidate(xla.long_conv)}
+    candidates = {
+        'reference': dispatch.Candidate(reference.long_conv),
+        'xla': dispatch.Candidate(xla.long_conv),
+        'mosaic_tpu': dispatch.kernel(CORE, 'mosaic_tpu', target.current(), x, kernel, segments),
+    }
     packed = segments is not None
     b, t, d, w = (sizes[letter] for letter in 'btdw')
     size = functools.partial(cost.long_conv, b=b, t=t, d=d, w=w, packed=packed, itemsize=x.dtype.itemsize)

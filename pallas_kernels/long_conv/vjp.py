@@ -1,4 +1,4 @@
-"""Differentiation of `long_conv`: arguments alone are kept, and transforms computed again."""
+"""Differentiation of `long_conv`: arguments alone are kept."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,12 +8,14 @@ import jax
 Convolution = Callable[[jax.Array, jax.Array, jax.Array | None], jax.Array]
 """From x, `b t d`, kernel, `w d`, and runs, `b t`."""
 
+Gradients = Callable[[jax.Array, jax.Array, jax.Array | None, jax.Array], tuple[jax.Array, jax.Array]]
+"""From these and the gradient of the result to those of x and of kernel, in their types."""
 
-def recomputed(forward: Convolution) -> Convolution:
+
+def differentiable(forward: Convolution, backward: Gradients) -> Convolution:
     """Returns the convolution with gradients that keep x, kernel and runs alone for the backward pass.
 
-    It is linear in x and in the kernel, so that each gradient is a product with the other; transforms of both, which
-    take four times their memory, are made again.
+    It is linear in x and in the kernel, so that each gradient is a product with the other.
     """
 
     @jax.custom_vjp
@@ -25,8 +27,17 @@ def recomputed(forward: Convolution) -> Convolution:
 
     def pull(saved: Any, dy: jax.Array) -> tuple[jax.Array, jax.Array, None]:
         x, kernel, runs = saved
-        dx, dkernel = jax.vjp(lambda x, kernel: forward(x, kernel, runs), x, kernel)[1](dy)
+        dx, dkernel = backward(x, kernel, runs, dy)
         return dx, dkernel, None
 
     long_conv.defvjp(save, pull)
     return long_conv
+
+
+def recomputed(forward: Convolution) -> Convolution:
+    """Returns the convolution with the gradients that JAX finds, transforms made again, which take four times x."""
+
+    def backward(x: jax.Array, kernel: jax.Array, runs: jax.Array | None, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.vjp(lambda x, kernel: forward(x, kernel, runs), x, kernel)[1](dy)
+
+    return differentiable(forward, backward)

@@ -23,6 +23,7 @@ CORES = (
     'diagonal_low_rank',
     'linear_attention',
     'linear_scan',
+    'long_conv',
     'selective_scan',
     'short_conv',
     'softmax',
@@ -30,8 +31,11 @@ CORES = (
 )
 
 
-HOPPER_ALONE = ('short_conv',)
-"""Those without a kernel for TPUs."""
+ON = {
+    'gpu': tuple(core for core in CORES if core != 'long_conv'),
+    'tpu': tuple(core for core in CORES if core != 'short_conv'),
+}
+"""Those that have a kernel for a platform."""
 
 MATRIX_STATE = ('linear_attention', 'delta_rule', 'diagonal_low_rank')
 """Those whose state is a matrix, which share kernels."""
@@ -88,7 +92,7 @@ def first(core: str) -> Call:
 @pytest.fixture(scope='module')
 def on_hopper() -> dict[str, list[Any]]:
     """The kernels of a call of every core, and of one with decays of key channels where there are such."""
-    found = {core: kernels(core, target.H100, first(core)) for core in CORES}
+    found = {core: kernels(core, target.H100, first(core)) for core in ON['gpu']}
     for core in ('linear_attention', 'delta_rule'):
         found[core] += kernels(core, target.H100, real(core)['k=64, vector'])
     return found
@@ -97,12 +101,12 @@ def on_hopper() -> dict[str, list[Any]]:
 @pytest.mark.parametrize('core', CORES)
 def test_a_kernel_says_what_it_is(core, on_hopper):
     subjects = (core, 'matrix_state') if core in MATRIX_STATE else (core,)
-    on_tpu = [] if core in HOPPER_ALONE else kernels(core, target.TPU_V5E, first(core))
-    for equation in (*on_hopper[core], *on_tpu):
+    on_tpu = kernels(core, target.TPU_V5E, first(core)) if core in ON['tpu'] else []
+    for equation in (*on_hopper.get(core, ()), *on_tpu):
         assert str(equation.params.get('name')).startswith(subjects)
 
 
-@pytest.mark.parametrize('core', [core for core in CORES if core not in HOPPER_ALONE])
+@pytest.mark.parametrize('core', ON['tpu'])
 def test_no_kernel_for_a_tpu_is_given_float16(core):
     """There are no vectors of it, which only the compiler says."""
     call = first(core)
@@ -114,7 +118,7 @@ def test_no_kernel_for_a_tpu_is_given_float16(core):
         assert not [x for x in (*equation.invars, *equation.outvars) if x.aval.dtype == jnp.float16]
 
 
-@pytest.mark.parametrize('core', [core for core in CORES if core not in HOPPER_ALONE])
+@pytest.mark.parametrize('core', ON['tpu'])
 def test_no_kernel_serves_a_tpu_before_v5e(core):
     call = first(core)
     constant = {name: value for name, value in call.options.items() if hasattr(value, 'shape')}
@@ -142,8 +146,8 @@ def test_kinds_of_tpus_are_told_apart():
     [
         pytest.param(here, core, None, id=f'{here.platform}-{core}')
         for here in (target.H100, target.TPU_V5E)
-        for core in CORES
-        if core != 'softmax_topk' and not (here.platform == 'tpu' and core in HOPPER_ALONE)
+        for core in ON[here.platform]
+        if core != 'softmax_topk'
     ]
     + [
         pytest.param(target.H100, core, 'k=128, vector', id=f'gpu-{core}-vector')

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import cost, long_conv, target
+from pallas_kernels import cost, dispatch, long_conv, target
 from pallas_kernels.cases import long_conv as cases
 
 
@@ -41,6 +41,77 @@ def test_xla_is_the_reference(name, dtype, comparison):
     case = cases.CASES[name]
     call = cases.call(name, dtype)
     comparison.check(long_conv, name, call, case.t, implementation='xla', kernel=case.b * case.t)
+
+
+@pytest.mark.parametrize(
+    ('name', 'dtype'),
+    [
+        ('transforms', jnp.bfloat16),
+        *(
+            pytest.param(
+                name, dtype, marks=() if (name, dtype) == ('blocks, packed', jnp.float32) else pytest.mark.slow
+            )
+            for name in cases.BLOCKS
+            for dtype in (jnp.float32, jnp.bfloat16, jnp.float16)
+            if (name, dtype) != ('transforms', jnp.bfloat16)
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_the_kernel_for_tpus_is_the_reference(name, dtype, comparison):
+    case = cases.CASES[name]
+    call = cases.call(name, dtype)
+    comparison.check(long_conv, name, call, case.t, implementation='mosaic_tpu', kernel=case.b * case.t)
+
+
+def test_documents_are_apart_to_the_last_bit_in_the_kernel_for_tpus():
+    call = cases.call('blocks, packed')
+    x, kernel, segments = call.arrays['x'], call.arrays['kernel'], call.options['segments']
+    changed = x.at[0, :100].add(1e6).at[1, 130].set(-1e6)
+    with target.compiling_for(target.interpreted('mosaic_tpu')):
+        run = jax.jit(lambda x: long_conv(x, kernel, segments=segments, implementation='mosaic_tpu'))
+        before, after = np.asarray(run(x)), np.asarray(run(changed))
+    np.testing.assert_array_equal(before[0, 100:], after[0, 100:])
+    for unseen in (slice(0, 130), slice(255, 300)):
+        np.testing.assert_array_equal(before[1, unseen], after[1, unseen])
+    assert (before[1, 130:255] != after[1, 130:255]).all()
+    np.testing.assert_array_equal(before[2], after[2])
+
+
+def shapes(b, t, d, w, dtype):
+    return jax.ShapeDtypeStruct((b, t, d), dtype), jax.ShapeDtypeStruct((w, d), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ('call', 'packed', 'message'),
+    [
+        (shapes(1, 100, 2, 16, jnp.float32), False, '16 taps; up to 16 are a sum of shifted rows'),
+        (shapes(8, 32769, 2, 32769, jnp.float32), False, 't is 32769, with 32769 taps; Fourier transforms take less'),
+        (shapes(8, 98305, 2, 98305, jnp.bfloat16), False, 't is 98305, with 98305 taps; Fourier transforms take less'),
+        (shapes(8, 2**20, 2, 100, jnp.float32), False, 'VMEM has no room for a channel of as many tokens'),
+    ],
+)
+def test_what_the_kernel_for_tpus_does_not_serve(call, packed, message):
+    with target.compiling_for(target.TPU_V5E), pytest.raises(NotImplementedError, match=message):
+        jax.eval_shape(lambda x, kernel: long_conv(x, kernel, implementation='mosaic_tpu'), *call)
+    with target.compiling_for(target.TPU_V5E), dispatch.ledger() as entries:
+        jax.eval_shape(lambda x, kernel: long_conv(x, kernel), *call)
+    assert entries[0].implementation == 'xla'
+
+
+def test_long_rows_that_the_kernel_for_tpus_serves():
+    """As many tokens as transforms would not do better with, and any number of documents, or of few taps."""
+    segments = jax.ShapeDtypeStruct((8, 65536), jnp.int32)
+    calls = [
+        (*shapes(8, 32768, 2, 32768, jnp.float32), None),
+        (*shapes(8, 98304, 2, 98304, jnp.bfloat16), None),
+        (*shapes(8, 65536, 2, 512, jnp.float32), None),
+        (*shapes(8, 65536, 2, 65536, jnp.float32), segments),
+    ]
+    for x, kernel, segments in calls:
+        with target.compiling_for(target.TPU_V5E), dispatch.ledger() as entries:
+            jax.eval_shape(lambda x, kernel, segments: long_conv(x, kernel, segments=segments), x, kernel, segments)
+        assert entries[0].implementation == 'mosaic_tpu'
 
 
 def test_documents_and_later_tokens_are_not_seen_to_the_last_bit():
@@ -92,7 +163,8 @@ def test_no_tokens_and_the_type_of_x(implementation):
         ({'kernel': jnp.zeros((0, 5))}, ValueError, 'kernel has no taps; expected at least 1'),
         ({'kernel': jnp.zeros((3, 5), jnp.complex64)}, TypeError, 'kernel has type complex64'),
         ({'segments': jnp.zeros((2, 3))}, TypeError, 'segments has type float32'),
-        ({'implementation': 'mosaic_tpu'}, NotImplementedError, 'this version has no mosaic_tpu form of long_conv'),
+        ({'implementation': 'mosaic_tpu'}, NotImplementedError, "'mosaic_tpu' cannot serve: the platform is cpu"),
+        ({'implementation': 'mosaic_gpu'}, NotImplementedError, 'this version has no mosaic_gpu form of long_conv'),
     ],
 )
 def test_errors(arguments, error, message):
@@ -115,8 +187,24 @@ def test_costs_counted_by_hand():
     assert cost.long_conv(b=2, t=1024, d=4, w=1024).executed.forward.flops == 2 * 2 * 4 * 1024 * 1025 // 2
 
 
-@pytest.mark.parametrize('here', [target.H100, target.TPU_V5E], ids=['gpu', 'tpu'])
-def test_the_portable_form_serves_where_there_is_no_kernel(here):
+def test_the_kernel_for_tpus_costs_its_products():
+    # A product takes 16 blocks of 8 rows. Of 300 tokens it is one for all 3 blocks, at 4 lags; of 2,100 it is one for
+    # each 9 of 18 blocks, of which the first meets none that are 9 blocks or more before it.
+    one, two = 4 * 3 * 8, 10 * 18 * 8 + 8 * 9 * 8
+    for t, lines in ((300, one), (2100, two)):
+        sizes = {'b': 9, 't': t, 'd': 5, 'w': t}
+        call = cost.long_conv(**sizes, itemsize=4, implementation='mosaic_tpu').executed
+        assert call.forward.flops == 2 * 5 * lines * 2 * 128 * 128
+        assert call.backward.flops == 2 * call.forward.flops
+        # Taps are two numbers of bfloat16, but not those that are summed.
+        half = cost.long_conv(**sizes, itemsize=2, implementation='mosaic_tpu').executed
+        assert half.forward.flops == 2 * call.forward.flops
+        assert half.backward.flops == 3 * call.forward.flops
+    packed = cost.long_conv(b=8, t=300, d=5, w=300, packed=True, itemsize=4, implementation='mosaic_tpu').executed
+    assert packed.forward.flops == 5 * (one + 8 * 3 * 8) * 2 * 128 * 128
+
+
+def test_the_portable_form_serves_where_there_is_no_kernel():
     call = cases.real()['real']
-    with target.compiling_for(here):
+    with target.compiling_for(target.H100):
         assert jax.eval_shape(long_conv, **call.arrays).dtype == jnp.bfloat16

@@ -19,6 +19,7 @@ CORES = (
     'diagonal_low_rank',
     'linear_attention',
     'linear_scan',
+    'long_conv',
     'selective_scan',
     'softmax',
     'softmax_topk',
