@@ -78,10 +78,16 @@ def labelled_windows(path: str) -> LabelledWindows:
 def splits(path: str) -> dict[str, Split]:
     """The windows and labels of every split, as they are. Raises `UserError` for a file without them."""
     try:
-        loaded = np.load(path, allow_pickle=False)
+        # numpy leaves open what it opens itself where it cannot be read.
+        with pathlib.Path(path).open('rb') as file:
+            return _splits(np.load(file, allow_pickle=False), path)
     except UNREADABLE as error:
         raise UserError(f'{path} cannot be read as a file of numpy: {error}') from error
-    names = loaded.files if isinstance(loaded, np.lib.npyio.NpzFile) else []
+
+
+def _splits(loaded: Any, path: str) -> dict[str, Split]:
+    """The windows and labels of every split in what was loaded."""
+    names = getattr(loaded, 'files', ())
     if 'x_train' in names:
         of = {name.removeprefix('x_') for name in names if name.startswith('x_')}
         held = {name for name in of if f'label_{name}' in names or name in VALID}

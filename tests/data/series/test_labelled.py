@@ -103,6 +103,13 @@ def test_members_that_cannot_be_read_are_named(tmp_path):
     path.write_bytes(content.replace(b"{'descr'", b"{'de(((", 1))
     with pytest.raises(UserError, match='has an x or label that cannot be read as numbers'):
         labelled_windows(str(path))
+    # Compressed in a way that Python does not know, by the number where the member begins and in the directory.
+    unknown = bytearray(content)
+    for place in (8, content.index(b'PK\1\2') + 10):
+        unknown[place] = 97
+    path.write_bytes(unknown)
+    with pytest.raises(UserError, match='has an x or label that cannot be read as numbers: That compression method'):
+        labelled_windows(str(path))
     # A header that claims 10^18 numbers more than there are.
     with zipfile.ZipFile(tmp_path / 'huge.npz', 'w') as archive, archive.open('label.npy', 'w') as label:
         np.lib.format.write_array(label, LABEL)
