@@ -78,6 +78,10 @@ def test_windows_for_validation_have_either_name(tmp_path, name):
             'every split needs windows',
         ),
         ({'x': X, 'label': np.zeros(50, int)}, 'has windows of one class'),
+        ({'x': X, 'label': np.full(50, 3)}, 'has windows of one class'),
+        ({'x': X, 'label': LABEL + 1}, 'has labels up to 3 and no training windows of 0; number the classes that'),
+        ({'x': X, 'label': 2 * LABEL}, 'has labels up to 4 and no training windows of 1; number the classes that'),
+        ({'x_train': X, 'label_train': LABEL * 2, 'x_test': X, 'label_test': LABEL}, 'no class that training has not'),
         ({'x_train': X, 'label_train': LABEL}, "has no array 'x_test'"),
         (
             {f'{array}_{end}': of for array, of in (('x', X), ('label', LABEL)) for end in ('dev', 'test', 'train')},
