@@ -38,7 +38,7 @@ FROM_ZERO = frozenset(
         'transient',
         'zero',
     }
-    | {'margin', 'padding', 'repeated', 'rewrites', 'seed', 'startup', 'step'}
+    | {'magnitude', 'margin', 'padding', 'repeated', 'rewrites', 'seed', 'startup', 'step'}
 )
 """Parameters of which there may be none though their default does not show it; other whole numbers begin at 1."""
 

@@ -12,10 +12,13 @@ from typing import IO
 from attnlab.errors import UserError
 
 UNREADABLE = (
-    *(ValueError, OSError, EOFError, SyntaxError, MemoryError),
+    *(ValueError, OSError, EOFError, SyntaxError, MemoryError, RuntimeError),
     *(zlib.error, zipfile.BadZipFile, tokenize.TokenError),
 )
-"""What numpy raises for files and members of an archive that are damaged, claim more than fits, or are objects."""
+"""What numpy raises for files and members of an archive that are damaged, claim more than fits, or are objects.
+
+`RuntimeError` is for archives that are encrypted, or packed in a way that Python does not know.
+"""
 
 
 def tar_members(archive: pathlib.Path, wanted: re.Pattern[str]) -> Iterator[tuple[pathlib.PurePosixPath, IO[bytes]]]:

@@ -9,7 +9,7 @@ import hashlib
 import pathlib
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -152,7 +152,8 @@ class ParquetSeries(TableSeries):
             raise UserError(f'{path} has no column {unknown[0]!r} of numbers{nearest(unknown[0], numbers)}')
         check_once(str(path), self.columns, numbers)
         found = _read(path, list(self.names))
-        return np.stack([found[name].cast('float64', safe=False).to_numpy() for name in self.names], axis=1)
+        with _reading(path):
+            return np.stack([found[name].cast('float64', safe=False).to_numpy() for name in self.names], axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +199,7 @@ def read_table(path: pathlib.Path, columns: tuple[str, ...] = ()) -> Values:
     with _opened(path) as file:
         try:
             return np.loadtxt(
-                file,
+                _even(path, file, found),
                 delimiter=found.delimiter,
                 skiprows=int(found.header),
                 usecols=wanted,
@@ -335,7 +336,7 @@ def _reading(path: pathlib.Path) -> Iterator[None]:
     """Errors of pyarrow, of damaged files and of zones that it does not know, as `UserError`."""
     try:
         yield
-    except (ValueError, OSError, MemoryError) as error:
+    except (ValueError, OSError, MemoryError, _parquet('pyarrow').ArrowException) as error:
         raise UserError(f'{path} cannot be read as Parquet: {error}') from error
 
 
@@ -360,6 +361,21 @@ def _lines(path: pathlib.Path) -> Iterator[str]:
         raise UserError(f'{path} is no text in UTF-8: {error}') from error
 
 
+def _even(path: pathlib.Path, lines: Iterable[str], found: Table) -> Iterator[str]:
+    """The lines of a table. Raises `UserError` for one with more or fewer cells than the first, unless it is empty.
+
+    What reads numbers leaves out cells beyond those that it is asked for, so that `1,234.5` would be read as 1.
+    """
+    most = max(found.columns) + 1
+    for number, line in enumerate(lines, start=1):
+        count = line.count(found.delimiter) + 1
+        if count != most and line != '\n':
+            raise UserError(
+                f'{path} cannot be read as a table of numbers: line {number} has {count} cells, not {most} as line 1'
+            )
+        yield line
+
+
 def _counted(cells: list[str]) -> bool:
     """Whether cells are 0, 1, 2 and so on, the names that pandas gives to columns of an array."""
     return cells == [*map(str, range(len(cells)))]
@@ -379,12 +395,10 @@ def _is_number(cell: str) -> bool:
 
 def _wrong_cell(path: pathlib.Path, found: Table, wanted: list[int]) -> str | None:
     """The first cell that is no number, in words."""
-    for number, line in enumerate(_lines(path), start=1):
-        if number == 1 and found.header:
+    for number, line in enumerate(_even(path, _lines(path), found), start=1):
+        if line == '\n' or (number == 1 and found.header):
             continue
         cells = line.rstrip('\n').split(found.delimiter)
-        if len(cells) <= max(wanted):
-            return f'line {number} has {len(cells)} cells, not {max(wanted) + 1} or more'
         for column in wanted:
             if not _is_number(cells[column]):
                 shown = repr(cells[column]) if cells[column].strip() else 'empty'

@@ -20,7 +20,7 @@ Split = tuple[Float[np.ndarray, 'n t v'], Int[np.ndarray, 'n']]
 
 @dataclasses.dataclass(frozen=True)
 class LabelledWindows(Dataset):
-    """The arrays `x`, `n t` or `n t v`, and `label`, `n` whole numbers from 0, of an `.npz` file.
+    """The arrays `x`, `n t` or `n t v`, and `label`, `n` whole numbers from 0 without a gap, of an `.npz` file.
 
     Windows are put in a fixed random order, of which 80 % are for training and 10 % each for validation and testing.
     Where there are `x_train`, `label_train`, `x_test` and `label_test` these are the splits, and without those of
@@ -69,7 +69,7 @@ class LabelledWindows(Dataset):
 
 
 def labelled_windows(path: str) -> LabelledWindows:
-    """The data set of a file. Raises `UserError` where it is none, or labels are not whole numbers from 0."""
+    """The data set of a file. Raises `UserError` where it is none, and for labels that leave out a number."""
     windows, labels = splits(path)['train']
     return LabelledWindows(path, int(labels.max()) + 1, *windows.shape[1:])
 
@@ -78,10 +78,16 @@ def labelled_windows(path: str) -> LabelledWindows:
 def splits(path: str) -> dict[str, Split]:
     """The windows and labels of every split, as they are. Raises `UserError` for a file without them."""
     try:
-        loaded = np.load(path, allow_pickle=False)
+        # numpy leaves open what it opens itself where it cannot be read.
+        with pathlib.Path(path).open('rb') as file:
+            return _splits(np.load(file, allow_pickle=False), path)
     except UNREADABLE as error:
         raise UserError(f'{path} cannot be read as a file of numpy: {error}') from error
-    names = loaded.files if isinstance(loaded, np.lib.npyio.NpzFile) else []
+
+
+def _splits(loaded: Any, path: str) -> dict[str, Split]:
+    """The windows and labels of every split in what was loaded."""
+    names = getattr(loaded, 'files', ())
     if 'x_train' in names:
         of = {name.removeprefix('x_') for name in names if name.startswith('x_')}
         held = {name for name in of if f'label_{name}' in names or name in VALID}
@@ -92,14 +98,20 @@ def splits(path: str) -> dict[str, Split]:
     else:
         windows, labels = _pair(loaded, path, '')
         found = {split: (windows[places], labels[places]) for split, places in divided(len(labels)).items()}
-    shapes, classes = {pair[0].shape[1:] for pair in found.values()}, found['train'][1].max(initial=0) + 1
-    if len(shapes) > 1 or any(not len(labels) or labels.max() >= classes for _, labels in found.values()):
+    shapes, trained = {pair[0].shape[1:] for pair in found.values()}, np.unique(found['train'][1])
+    if len(shapes) > 1 or any(not len(labels) or not np.isin(labels, trained).all() for _, labels in found.values()):
         raise UserError(
-            f'{path} has windows of shapes {sorted(shapes)} and {classes} classes in training; every split needs '
+            f'{path} has windows of shapes {sorted(shapes)} and {len(trained)} classes in training; every split needs '
             'windows, all of one shape, and no class that training has not'
         )
-    if classes < 2:
+    if len(trained) < 2:
         raise UserError(f'{path} has windows of one class; a classifier needs two or more')
+    if trained[-1] >= len(trained):
+        absent = int(np.argmax(trained != np.arange(len(trained))))
+        raise UserError(
+            f'{path} has labels up to {trained[-1]} and no training windows of {absent}; number the classes that there '
+            'are from 0, without a gap'
+        )
     return found
 
 

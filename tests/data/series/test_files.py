@@ -49,7 +49,11 @@ def test_tables_of_text(tmp_path, name, text):
     [
         ('date,a\n2020,1\n2021,\n', "line 3, column 'a' is empty"),
         ('date,a\nx,1\ny,one\n', "line 3, column 'a' is 'one'"),
-        ('a,b\n1,2\n3\n', 'line 3 has 1 cells, not 2 or more'),
+        ('a,b\n1,2\n\n3,x\n', "line 4, column 'b' is 'x'"),
+        ('a,b\n1,2\n3\n', 'line 3 has 1 cells, not 2 as line 1'),
+        ('a,b\n1,2\n1,5,2\n3,4\n', 'line 3 has 3 cells, not 2 as line 1'),
+        ('date,a\n2020-01-01,1\n2020-01-02,1,234.5\n', 'line 3 has 3 cells, not 2 as line 1'),
+        ('1;2\n\n3;4;5\n', 'line 3 has 3 cells, not 2 as line 1'),
         ('a,b\n1,2\n3,nan\n', 'missing or infinite values, the first in row 1, variate 1'),
         ('', 'is empty, or begins with an empty line'),
         ('a,b,c\n1,2\n', '3 names in line 1 and 2 cells in line 2'),
@@ -219,6 +223,18 @@ def test_the_index_of_pandas_is_no_variate(tmp_path):
     np.testing.assert_array_equal(ParquetSeries(str(path)).dates(), np.array(HOURS, 'datetime64[s]'))
 
 
+def test_what_a_reader_of_parquet_does_not_do_is_named(tmp_path, monkeypatch):
+    """As of damaged schemas, which may say that whole numbers have more bits than there are."""
+    pyarrow.parquet.write_table(pa.table({'a': [1.0, 2.0]}), tmp_path / 'a.parquet')
+
+    def refused(*_, **__):
+        raise pa.ArrowNotImplementedError('Integers with more than 64 bits not implemented')
+
+    monkeypatch.setattr(pyarrow.parquet, 'read_table', refused)
+    with pytest.raises(UserError, match=r'a\.parquet cannot be read as Parquet: Integers with more than 64 bits'):
+        ParquetSeries(str(tmp_path / 'a.parquet')).values()
+
+
 def test_damaged_pages_of_parquet_are_named(tmp_path):
     path = tmp_path / 'a.parquet'
     dates = [f'2020-01-01 00:00:{i:02}' for i in range(60)]
@@ -320,6 +336,14 @@ def test_every_published_series_has_splits_of_its_rows():
         assert sum(row.split.counts(row.rows)) <= row.rows and row.season >= 1, name
 
 
+def flagged(archive, flag):
+    """An archive of one member with a flag set of it, where it begins and in the directory."""
+    found = bytearray(archive)
+    for place in (6, archive.rindex(b'PK\1\2') + 8):
+        found[place] |= flag
+    return bytes(found)
+
+
 def test_files_that_are_damaged_are_named(tmp_path):
     path = tmp_path / 'a.npz'
     np.savez(path, data=NUMBERS)
@@ -327,6 +351,11 @@ def test_files_that_are_damaged_are_named(tmp_path):
     np.savez(path, data=np.array([[1, None]], dtype=object))
     for content in (whole.replace(b"{'descr'", b"{'de(((", 1), path.read_bytes(), whole[:-30], b''):
         path.write_bytes(content)
+        with pytest.raises(UserError, match=rf'{path} cannot be read as an array of numpy'):
+            read_array(path, 'data', 0)
+    # The first member says that it is encrypted, or a patch: what Python's reader of archives does not do.
+    for flag in (1, 32):
+        path.write_bytes(flagged(whole, flag))
         with pytest.raises(UserError, match=rf'{path} cannot be read as an array of numpy'):
             read_array(path, 'data', 0)
     (tmp_path / 'a.npy').write_bytes(b'')

@@ -78,6 +78,10 @@ def test_windows_for_validation_have_either_name(tmp_path, name):
             'every split needs windows',
         ),
         ({'x': X, 'label': np.zeros(50, int)}, 'has windows of one class'),
+        ({'x': X, 'label': np.full(50, 3)}, 'has windows of one class'),
+        ({'x': X, 'label': LABEL + 1}, 'has labels up to 3 and no training windows of 0; number the classes that'),
+        ({'x': X, 'label': 2 * LABEL}, 'has labels up to 4 and no training windows of 1; number the classes that'),
+        ({'x_train': X, 'label_train': LABEL * 2, 'x_test': X, 'label_test': LABEL}, 'no class that training has not'),
         ({'x_train': X, 'label_train': LABEL}, "has no array 'x_test'"),
         (
             {f'{array}_{end}': of for array, of in (('x', X), ('label', LABEL)) for end in ('dev', 'test', 'train')},
@@ -102,6 +106,13 @@ def test_members_that_cannot_be_read_are_named(tmp_path):
     content = path.read_bytes()
     path.write_bytes(content.replace(b"{'descr'", b"{'de(((", 1))
     with pytest.raises(UserError, match='has an x or label that cannot be read as numbers'):
+        labelled_windows(str(path))
+    # Compressed in a way that Python does not know, by the number where the member begins and in the directory.
+    unknown = bytearray(content)
+    for place in (8, content.index(b'PK\1\2') + 10):
+        unknown[place] = 97
+    path.write_bytes(unknown)
+    with pytest.raises(UserError, match='has an x or label that cannot be read as numbers: That compression method'):
         labelled_windows(str(path))
     # A header that claims 10^18 numbers more than there are.
     with zipfile.ZipFile(tmp_path / 'huge.npz', 'w') as archive, archive.open('label.npy', 'w') as label:

@@ -136,6 +136,16 @@ def test_segmentation_takes_it():
     assert len({row['targets'].tobytes() for row in rows}) > 5
 
 
+def test_the_weakest_level_is_a_level():
+    """At which nothing moves, and what only moves or fades leaves an image as it is."""
+    picture = np.random.default_rng(0).integers(0, 256, (8, 9, 3), np.uint8)
+    assert RandAugment(magnitude=0).magnitude == 0
+    unlike = {'solarize', 'autocontrast', 'equalize'}
+    for name, operation in OPERATIONS.items():
+        (changed,) = operation.changed([picture], operation.level(0.0, 8, 9))
+        assert name in unlike or (changed == picture).all(), name
+
+
 @pytest.mark.parametrize(
     ('make', 'sentence'),
     [
