@@ -33,10 +33,14 @@ class EntropyMargin:
 
     `H_hi` is the entropy of the weights of query `i`, averaged over the `T` queries of a row of the batch, and `theta`
     the head's target fraction of the maximum. Jha and Reagen 2025, https://arxiv.org/abs/2501.03489, algorithm 1.
+    Raises `UserError` for a negative weight.
     """
 
     weight: float = 1e-5
     margin: float = 0.2
+
+    def __post_init__(self) -> None:
+        _check_weight(self)
 
     def __call__(
         self, entropy: Float[Array, 'b t h'], theta: Float[Array, 'h'], real: Bool[Array, 'b t']
@@ -56,10 +60,14 @@ class EntropyMarginPerQuery:
 
     `weight sum_i mean_h d_hi^2 1[|d_hi| > margin log T]` over all rows of all sequences, `d_hi = H_hi - theta_h log T`,
     added to the mean loss, so that it grows with the batch. https://github.com/Nandan91/entropy-guided-attention-llm.
+    Raises `UserError` for a negative weight.
     """
 
     weight: float = 1e-5
     margin: float = 0.2
+
+    def __post_init__(self) -> None:
+        _check_weight(self)
 
     def __call__(
         self, entropy: Float[Array, 'b t h'], theta: Float[Array, 'h'], real: Bool[Array, 'b t']
@@ -68,6 +76,11 @@ class EntropyMarginPerQuery:
         highest = jnp.log(jnp.asarray(entropy.shape[1], entropy.dtype))
         excess = _beyond(entropy - (theta * highest)[None, None], self.margin * highest)
         return self.weight * jnp.sum(real) * jnp.sum(jnp.where(real, jnp.mean(excess, axis=-1), 0.0))
+
+
+def _check_weight(penalty: EntropyMargin | EntropyMarginPerQuery) -> None:
+    if penalty.weight < 0:
+        raise UserError(f'weight of {type(penalty).__name__} is {penalty.weight}; it must be at least 0')
 
 
 def _beyond(deviation: Float[Array, '*b'], margin: Float[Array, '']) -> Float[Array, '*b']:

@@ -1,6 +1,8 @@
 """Attention to the tokens of the call or of a cache, by a kernel or by full rows of weights."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -13,12 +15,14 @@ from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.cache import Entries, ForgettingEntries, KeyValueCache, extend, overflown
 from attnlab.functional.dense import DenseMap, dense_attention
+from attnlab.functional.needed import needing
 from attnlab.functional.penalty import Penalised, penalised
 from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Placed, Reach
 from attnlab.typing import Heads, Keys, Queries, Segments, Values
 from pallas_kernels import Softmax, WeightMap
 from pallas_kernels.attention.problem import rounded_off
+from pallas_kernels.cost import Cost, Passes, visible_pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,17 +182,14 @@ def attend(
                 f'{type(weigh).__name__} needs whole rows and has no form {implementation!r}; implementation is to be '
                 "None, 'reference' or 'xla'"
             )
-        y = dense_attention(
+        rows = functools.partial(
+            dense_attention,
             weigh,
-            q,
-            k,
-            v,
             visible=view.visible(),
             own=jnp.argmax(view.queries.places[:, None] == view.keys.places[None, :], axis=1),
-            bias=_with_distance(bias, slopes, view),
-            temperature=temperature,
             key=None if view.ctx.deterministic else view.ctx.fold_in(IN_MIXER).dropout_key,
         )
+        y = _counted(rows, q, k, v, view)(q, k, v, bias=_with_distance(bias, slopes, view), temperature=temperature)
     elif view.cache is None:
         y = cores.attention(
             q,
@@ -225,6 +226,16 @@ def attend(
         tokens = jnp.sum(view.ctx.segments_or_ones() != PADDING)
         y = penalised(y, _penalty(weights, q, k, view, temperature), tokens, view.ctx.labels)
     return view.or_nan(y)
+
+
+def _counted[**P](rows: Callable[P, Heads], q: Queries, k: Keys, v: Values, view: View) -> Callable[P, Heads]:
+    """What computes full rows; counted, it is needed for the pairs that are visible by position, as cores are."""
+    b, t, h, channels = q.shape
+    s, reach = k.shape[1], view.reach
+    pairs = visible_pairs(t, s, causal=reach.causal, window=reach.window, sinks=reach.sinks)
+    each = 2 * b * h * (channels + v.shape[-1])
+    model, executed = (Passes(Cost(each * count), Cost(2 * each * count)) for count in (pairs, t * s))
+    return needing(rows, 'dense_attention', model=model, executed=executed)
 
 
 def identity_values(k: Keys) -> Float[Array, 'b s g s']:

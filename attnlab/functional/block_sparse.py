@@ -7,13 +7,16 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from attnlab.functional.dense import softmax
+from attnlab.functional.needed import needing
 from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recurrences import document_starts
 from attnlab.typing import Heads, Queries, Segments
+from pallas_kernels.cost import Cost, Passes
 
 CHUNK = 32
 """The number of queries whose scores are in memory at a time; computed again for the gradient."""
@@ -140,9 +143,26 @@ def attend_selected(
     decoding must; elsewhere all are read once and those not selected hidden, since a gather moves the keys of every
     query and its gradient scatters them.
     """
+    read = functools.partial(
+        _attend_selected, queries=queries, compressed=compressed, blocks=blocks, importance=importance
+    )
+    costs = _costs(q, keys, values, compressed, blocks, importance)
+    return needing(read, 'attend_selected', **costs)(q, keys, values)
+
+
+def _attend_selected(
+    q: Queries,
+    keys: Float[Array, 'b g s k'],
+    values: Float[Array, 'b g s v'],
+    *,
+    queries: Located,
+    compressed: Compressed,
+    blocks: Blocks,
+    importance: Importance,
+) -> Heads:
     batch, t, heads, _ = q.shape
     groups, dtype = keys.shape[1], wide_dtype(q.dtype)
-    overlap = blocks.overlap(compressed.numbers, max(1, -(-keys.shape[2] // blocks.size))).astype(dtype)
+    overlap = blocks.overlap(compressed.numbers, _selectable(keys.shape[2], blocks)).astype(dtype)
     size = min(CHUNK, t)
     more = -t % size
 
@@ -166,6 +186,43 @@ def attend_selected(
     )
     read = chunk(jax.tree.map(lambda x: x[0], steps))[None] if t <= CHUNK else jax.lax.map(chunk, steps)
     return jnp.moveaxis(read, 0, 1).reshape(batch, -1, heads, values.shape[-1])[:, :t].astype(q.dtype)
+
+
+def _costs(
+    q: Queries,
+    keys: Float[Array, 'b g s k'],
+    values: Float[Array, 'b g s v'],
+    compressed: Compressed,
+    blocks: Blocks,
+    importance: Importance,
+) -> dict[str, Passes]:
+    """The costs of a call: those of its definition (`model`), and what it does (`executed`).
+
+    Needed are products with the tokens of chosen blocks up to the query, and with the summaries of blocks that are over
+    where they are compared for this alone: NSA's are weighed by the branch that reads them. Documents are ignored.
+    """
+    b, t, h, k = q.shape
+    g, s, v = keys.shape[1], keys.shape[2], values.shape[-1]
+    summaries, shared = compressed.ends.shape[1], importance is weighed
+    places = np.arange(s - t, s)
+    read = int(np.sum(np.minimum(places + 1, (blocks.count - 1) * blocks.size + places % blocks.size + 1)))
+    over = int(np.sum(np.maximum(places + 1 - blocks.block + blocks.stride, 0) // blocks.stride))
+    pairs, compared = 2 * b * h * read * (k + v), 0 if shared else 2 * b * g * over * k
+    selectable, size = _selectable(s, blocks), min(CHUNK, t)
+    chosen = min(blocks.count, selectable) * blocks.size
+    padded = b * size * -(-t // size)
+    met = 2 * padded * h * (chosen if size * chosen <= s else s)
+    # Overlaps are multiplied by weights; or by products, and by what is over. All of it again for the gradient.
+    scored = 2 * padded * summaries * (h * k + g * selectable if shared else g * (k + 2 * selectable))
+    return {
+        'model': Passes(Cost(pairs + compared), Cost(2 * pairs)),
+        'executed': Passes(Cost(met * (k + v) + scored), Cost(2 * met * (k + v) + met * k + scored)),
+    }
+
+
+def _selectable(tokens: int, blocks: Blocks) -> int:
+    """How many blocks so many tokens have."""
+    return max(1, -(-tokens // blocks.size))
 
 
 def _chosen(importance: Float[Array, 'b g t j'], here: Located, blocks: Blocks) -> Int[Array, 'b g t n']:

@@ -79,11 +79,13 @@ class NoisySoftmax(Module):
     `limit_j` is the score of a key of the same norm in the direction of the query, so a match that is nearly
     perfect is hardly changed. The paper lowers the logit of the label in a classifier; a row of attention has no label,
     so its greatest score is lowered instead. In evaluation it is the softmax.
-    Chen, Deng and Du 2017, https://arxiv.org/abs/1708.03769.
+    Chen, Deng and Du 2017, https://arxiv.org/abs/1708.03769. Raises `UserError` for a negative strength.
     """
 
     def __init__(self, *, heads: int, strength: float = 0.3, rngs: nnx.Rngs):
         del heads, rngs
+        if strength < 0:
+            raise UserError(f'the strength of NoisySoftmax is {strength}; it must be at least 0')
         self.strength = strength
 
     def __call__(self, rows: ScoreRows, key: DropoutKey | None) -> Float[Array, 'b h t s']:

@@ -9,6 +9,7 @@ from jax import Array
 from jaxtyping import Float
 
 from attnlab.context import PADDING
+from attnlab.errors import UserError
 from attnlab.functional.entropy import row_sums_and_entropy
 from attnlab.functional.reach import Reach
 from attnlab.signature import checked_fields
@@ -23,13 +24,18 @@ class RowPenalty:
 
     `S` is the sum of a row over the `n` keys that the query sees, `H` the entropy of `w / S` in nats, and `C` the
     margin: the penalty drives rows to sum to one and not to be too flat. A row of zeros has no penalty.
-    Shen et al. 2023, https://arxiv.org/abs/2302.06461.
+    Shen et al. 2023, https://arxiv.org/abs/2302.06461. Raises `UserError` for negative weights.
     """
 
     normalisation: float = 1.0
     flatness: float = 1.0
     margin: float = 0.7
     penalises: ClassVar[WeightMap] = Relu()
+
+    def __post_init__(self) -> None:
+        for name, weight in (('normalisation', self.normalisation), ('flatness', self.flatness)):
+            if weight < 0:
+                raise UserError(f'{name} of RowPenalty is {weight}; it must be at least 0')
 
     def __call__(
         self, q: Queries, k: Keys, counts: Float[Array, 'b t'], segments: Segments | None, reach: Reach

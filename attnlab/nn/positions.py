@@ -16,7 +16,7 @@ from jaxtyping import Float
 from attnlab.errors import UserError
 from attnlab.functional.grids import Grid, axial_angles, resampled
 from attnlab.functional.precision import wide_dtype
-from attnlab.functional.rotary import rotary_angles, rotate, rotate_by_angles
+from attnlab.functional.rotary import frequencies, rotary_angles, rotate, rotate_by_angles
 from attnlab.module import Module
 from attnlab.nn.parameter import param
 from attnlab.signature import checked_fields
@@ -51,15 +51,18 @@ class NeighbourRope:
     parts: int = 1
 
     def rotate(self, x: Float[Array, 'b t h m'], positions: Positions) -> Float[Array, 'b t h m']:
-        """Rotates by the position inside the document. Raises `UserError` unless parts have an even number."""
+        """Rotates by the position inside the document.
+
+        Raises `UserError` unless parts have an even number and the base is positive.
+        """
         if x.shape[-1] % (2 * self.parts):
             raise UserError(
                 f'NeighbourRope rotates pairs in each of {self.parts} parts of {x.shape[-1]} channels; '
                 f'{2 * self.parts} must divide them'
             )
         wide = wide_dtype(x.dtype)
-        frequencies = self.base ** -jnp.linspace(0, 1, x.shape[-1] // (2 * self.parts), dtype=wide)
-        angles = positions[..., None, None].astype(wide) * jnp.tile(frequencies, self.parts)[None, None, None]
+        speeds = frequencies(jnp.linspace(0, 1, x.shape[-1] // (2 * self.parts), dtype=wide), 1, self.base)
+        angles = positions[..., None, None].astype(wide) * jnp.tile(speeds, self.parts)[None, None, None]
         return rotate_by_angles(x, angles, interleaved=True)
 
 

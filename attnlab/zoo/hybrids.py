@@ -208,9 +208,9 @@ HYBRIDS = {
             'Attention in a window and Mamba side by side in every layer, the mean of their normalised outputs. Each '
             'has maps of its own, in and out, and the norms follow the latter; in the paper one map leads into both, '
             'and one out of the mean of what they have read, of twice the width. Mamba has norms of its steps, inputs '
-            'and outputs, as theirs. Without its meta tokens, the global '
-            'attention of its first, middle and last layers, and keys shared between layers. The window is of 1,024 '
-            'tokens with its own, theirs of one more. One key/value head.'
+            'and outputs, as theirs, and a convolution of four tokens, theirs of three. Without its meta tokens, the '
+            'global attention of its first, middle and last layers, and keys shared between layers. The window is of '
+            '1,024 tokens with its own, theirs of one more. One key/value head.'
         ),
     ),
     'falcon_h1': Recipe(

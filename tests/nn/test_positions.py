@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from attnlab.errors import UserError
-from attnlab.nn.positions import Alibi, Sinusoidal
+from attnlab.nn.positions import Alibi, NeighbourRope, Rope, Sinusoidal
 
 
 def test_slopes_of_a_power_of_two():
@@ -30,3 +30,9 @@ def test_waves_by_hand():
 def test_waves_want_an_even_width():
     with pytest.raises(UserError, match='sinusoidal positions need an even width; got 5'):
         Sinusoidal().encode(jnp.asarray([[0]]), 5)
+
+
+@pytest.mark.parametrize('rope', [Rope(base=-10.0), NeighbourRope(base=-10.0)], ids=repr)
+def test_a_base_that_is_not_positive_turns_nothing(rope):
+    with pytest.raises(UserError, match=r'base is -10\.0; .* must be positive'):
+        rope.rotate(jnp.ones((1, 2, 1, 4)), jnp.asarray([[0, 1]]))

@@ -72,6 +72,21 @@ def test_flops_are_those_of_the_definition(layer, length):
     assert flops_per_token(setup('scan', layer.__name__, length)) == DEPTH * layer(length) + 3 * HEAD
 
 
+@pytest.mark.parametrize('zoo', ['stick_breaking', 'adaptive_entmax', 'gumbel_softmax'])
+def test_maps_of_whole_rows_need_the_pairs_that_attention_needs(zoo):
+    assert flops_per_token(setup('scan', zoo, 256)) == DEPTH * mha(256) + 3 * HEAD
+
+
+def test_attention_to_chosen_blocks_needs_their_tokens_and_not_all():
+    """Blocks of 256 tokens, four a query, which meets the mean of every block that is over, without a gradient."""
+    length = 2048
+    read = sum(min(t + 1, 3 * 256 + t % 256 + 1) for t in range(length)) / length
+    over = sum((t + 1) // 256 for t in range(length)) / length
+    layer = 3 * (2 * 4 * DIM * DIM + MLP + 4 * DIM * read) + 2 * DIM * over
+    found = flops_per_token(setup('scan', 'moba', length))
+    assert found == DEPTH * layer + 3 * HEAD < flops_per_token(setup('scan', 'mha', length))
+
+
 @pytest.mark.parametrize(
     'zoo', ['mha', 'gla', *(pytest.param(name, marks=pytest.mark.slow) for name in ('mamba', 'rg_lru'))]
 )

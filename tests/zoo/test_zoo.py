@@ -11,7 +11,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 import attnlab
-from attnlab.config import build, takes
+from attnlab.config import build, spec, takes
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.combine import within
@@ -145,6 +145,18 @@ def test_what_stands_side_by_side_is_added():
     for mixer in (falcon, both):
         assert mixer.scales == (1.0, 1.0) and mixer.norm is None
     assert falcon.mixers[0].norm is None and [both.mixers[0].expand, both.mixers[1].mixers[0].expand] == [1, 1]
+
+
+def test_attention_that_reads_both_ways_says_so():
+    """But for rows whose order the causal mask alone tells, and whose sinks begin a stream."""
+    silent = [
+        name
+        for name, recipe in ZOO.items()
+        if len(recipe.pattern) == 1 and recipe.causal and not recipe.bidirectional
+        for mixer in recipe.pattern
+        if mixer.target == spec(Attention).target and mixer.position is not None and not mixer.sinks
+    ]
+    assert silent == []
 
 
 def test_two_recipes_of_one_name_are_refused():

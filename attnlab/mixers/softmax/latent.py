@@ -1,5 +1,6 @@
 """Attention to a latent: keys and values of all heads are made from one small vector, which alone is kept."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from attnlab.context import Context
+from attnlab.errors import UserError
 from attnlab.functional.attend import View, attend, look
 from attnlab.functional.cache import KeyValueCache
 from attnlab.functional.precision import wide_dtype
@@ -48,7 +50,7 @@ class LatentAttention(Mixer):
     made from the latents, as it is written above. The cache holds the `length` tokens it was made for, and a call that
     goes beyond gives NaN.
 
-    Raises `UserError` for sizes that do not divide, or a position that does not fit them.
+    Raises `UserError` for sizes that do not divide, a ratio that is not positive, or a position that does not fit them.
     """
 
     def __init__(
@@ -84,6 +86,8 @@ class LatentAttention(Mixer):
           implementation: of the core; `None`: the default of the platform.
           rngs: draws the parameters.
         """
+        if not 0 < rank_ratio < math.inf:
+            raise UserError(f'rank_ratio of LatentAttention is {rank_ratio}; it must be above 0, and finite')
         self.channels = head_channels(dim, heads, instead='key_dim') if key_dim is None else key_dim
         self.value_dim = self.channels if value_dim is None else value_dim
         self.rank = max(1, round(rank_ratio * dim)) if rank is None else rank

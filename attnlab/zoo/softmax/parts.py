@@ -36,7 +36,7 @@ PARTS = {
         'Shen et al. 2023, https://arxiv.org/abs/2302.06461',
         'gamma is learned for every head and starts at 1. The two terms of the loss that the paper adds, with weight 1 '
         'each and a margin of 0.7 log n, as a re-implementation has them: the paper was read in summary only.',
-        claims={'bidirectional': False, 'sequence': False},
+        claims={'sequence': False},
         weights=Penalised(Relu(), RowPenalty()),
         temperature=spec(RootLength),
     ),

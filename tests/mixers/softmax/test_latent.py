@@ -149,6 +149,8 @@ def test_mistakes_are_named():
         latent_attention(heads=5)
     with pytest.raises(UserError, match='chunks are given for 2 heads; there are 3'):
         latent_attention(heads=3, key_dim=6, position=ELITE)
+    with pytest.raises(UserError, match=r'rank_ratio of LatentAttention is -0\.5; it must be above 0'):
+        latent_attention(rank_ratio=-0.5)
     with pytest.raises(UserError, match='cannot be streamed'):
         latent_attention(causal=False).init_state(1, 8, jnp.float32)
 

@@ -11,6 +11,7 @@ from flax import nnx
 
 import attnlab
 import pallas_kernels
+from attnlab.blocks.softmax_only import EntropyMargin, EntropyMarginPerQuery
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.dense import ScoreRows, softmax
@@ -162,6 +163,21 @@ def test_noise_lowers_the_greatest_score_alone():
     # A key that points where the query does is left alone.
     aligned = rows()._replace(limits=rows().scores)
     np.testing.assert_allclose(part(aligned, key)[0, 0, 0], jax.nn.softmax(jnp.array(SCORES)), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ('make', 'said'),
+    [
+        (lambda: NoisySoftmax(heads=1, strength=-0.3, rngs=RNGS), 'the strength of NoisySoftmax is -0.3'),
+        (lambda: RowPenalty(normalisation=-1.0), 'normalisation of RowPenalty is -1.0'),
+        (lambda: RowPenalty(flatness=-1.0), 'flatness of RowPenalty is -1.0'),
+        (lambda: EntropyMargin(weight=-1e-5), 'weight of EntropyMargin is -1e-05'),
+        (lambda: EntropyMarginPerQuery(weight=-1e-5), 'weight of EntropyMarginPerQuery is -1e-05'),
+    ],
+)
+def test_noise_and_penalties_that_would_do_the_opposite_are_refused(make, said):
+    with pytest.raises(UserError, match=re.escape(f'{said}; it must be at least 0')):
+        make()
 
 
 def test_a_small_temperature_with_noise_keeps_few_keys_and_its_gradient():
