@@ -133,7 +133,10 @@ def curves(record: Record, metric: str) -> dict[str, Sequence[tuple[int, float]]
 
 
 def run_result(record: Record, metric: str | None = None) -> RunResult:
-    """A run with its score. Raises `UserError` for one that was never evaluated, or not by this metric."""
+    """A run with its score.
+
+    Raises `UserError` for one that was never evaluated, or not by this metric, and for what cannot be ranked by.
+    """
     length = record.config.length
     facts = record.facts
     name = _metric(record, metric)
@@ -176,15 +179,23 @@ def _metric(record: Record, wanted: str | None) -> str:
     evaluated = [name for name in record.last if not name.startswith('train/')]
     if not evaluated:
         raise UserError(f'{record.folder} has not been evaluated yet')
+    # Ends of intervals, counts and thresholds are no scores.
+    scores = [name for name in evaluated if goal_of(name) is not None]
     if wanted is not None:
         if wanted not in evaluated:
             raise UserError(f'{record.folder} has no metric {wanted!r}{nearest(wanted, evaluated)}')
+        if wanted not in scores:
+            raise UserError(
+                f'--metric is {wanted}, of which neither more nor less is known to be better, so that runs cannot be '
+                f'ranked by it; {record.folder} has {", ".join(scores) or "no score"}'
+            )
         return wanted
     for ending in PREFERRED:
         for name in evaluated:
             if name.partition('/')[2] == ending:
                 return name
-    raise UserError(f'{record.folder} has none of the usual scores: choose --metric from {", ".join(evaluated)}')
+    listed = f'choose --metric from {", ".join(scores)}' if scores else f'it has {", ".join(evaluated)}'
+    raise UserError(f'{record.folder} has none of the usual scores: {listed}')
 
 
 def by_task(results: Iterable[RunResult]) -> dict[str, list[RunResult]]:
