@@ -134,7 +134,8 @@ def weighted_threshold(scores: Float[np.ndarray, 'n'], weights: Float[np.ndarray
     The least score up to which the weights of examples are `1 - alpha` of all, the new example's weight of one counted
     as above all scores; infinite where there are too few. With weights of one it is `conformal_threshold`. Where
     examples drift, a label is missed with probability `alpha + sum_i w_i d_i` at most, `w_i` the share of example `i`
-    and `d_i` its distance in total variation from the new one. Barber et al. 2023, https://arxiv.org/abs/2202.13415;
+    and `d_i` the distance in total variation of all examples from the same with `i` and the new one exchanged, of
+    independent ones at most twice that of these two. Barber et al. 2023, https://arxiv.org/abs/2202.13415;
     for risks Farinhas et al. 2023, https://arxiv.org/abs/2310.01262. Raises `UserError` for an alpha outside of (0, 1).
     """
     _check_share(alpha)

@@ -117,6 +117,18 @@ def test_coverage_under_drift_is_within_its_bound():
     assert missed[1.0] > 0.5 and 0.2 < missed[0.9] < 0.38
 
 
+def test_drift_may_cost_twice_the_distance_of_two_examples():
+    # Old scores are uniform but for a share below all others, the new one's likewise but for a share above them.
+    count, share, alpha = 200, 0.2, 0.5
+    values, even = np.concatenate([[-1.0], np.arange(count) / count, [2.0]]), np.full(count, (1 - share) / count)
+    old, new = np.concatenate([[share], even, [0]]), np.concatenate([[0], even, [share]])
+    apart = np.abs(old - new).sum() / 2
+    thresholds = [weighted_threshold(np.array([value]), np.ones(1), alpha) for value in values]
+    missed = sum(chance * new[values > threshold].sum() for chance, threshold in zip(old, thresholds, strict=True))
+    # One old example has half of the weight.
+    assert alpha + 0.5 * apart < missed < alpha + 0.5 * 2 * apart
+
+
 def test_controlled_risk_under_drift_is_within_its_bound():
     rng, count, alpha, draws, step = np.random.default_rng(5), 100, 0.2, 1000, 0.02
     ages = np.arange(count, 0, -1)
