@@ -153,6 +153,38 @@ def test_metrics_are_ranked_the_way_that_is_better_and_not_at_all_where_none_is_
             run_result(records[0], metric)
 
 
+def test_runs_of_a_task_are_ranked_by_a_score_that_all_have(made, tmp_path, capsys):
+    folders = [
+        made('a', [{'test/1x/accuracy': 0.5, 'test/1x/loss': 0.6}]),
+        made('b', [{'test/1x/loss': 0.95}], steps=500),
+        # Of another seed than the first: a mean over both is of one score as well.
+        made('a1', [{'test/1x/accuracy': 0.9, 'test/1x/loss': 0.1}], seed=1),
+    ]
+    found = compare_runs([*folders[:2]], tmp_path / 'two', Printer(Console(width=200)))
+    assert [(one.name, one.metric, one.score) for one in found] == [
+        ('a', 'test/1x/loss', 0.6),
+        ('b', 'test/1x/loss', 0.95),
+    ]
+    assert 'a has the lowest test/1x/loss' in capsys.readouterr().out
+    compare_runs(folders, tmp_path / 'three', Printer(Console(width=200)))
+    with (tmp_path / 'three' / 'runs.csv').open() as file:
+        rows = {row['name']: row for row in csv.DictReader(file)}
+    assert rows.keys() == {'a', 'b'} and float(rows['a']['score']) == pytest.approx(0.35)
+    # Other tasks have their own, and --metric is that of all.
+    text = made(
+        'text', [{'valid/bits_per_byte': 2.9}], 'language', '', {'state_bytes_per_sequence': {'256': 1, '2048': 2}}
+    )
+    named = {one.name: one.metric for one in compare_runs([folders[0], text], tmp_path / 'tasks', Printer(Console()))}
+    assert named == {'a': 'test/1x/accuracy', 'text': 'valid/bits_per_byte'}
+    other = made('other', [{'test/all/accuracy': 0.5}])
+    with pytest.raises(
+        UserError,
+        match=r'no score in common: .*other has test/all/accuracy, and those before it test/1x/accuracy, test/1x/loss',
+    ):
+        compare_runs([folders[0], other], tmp_path / 'none', Printer(Console()))
+    assert not (tmp_path / 'none').exists()
+
+
 def test_ends_of_an_interval_are_of_the_line_that_has_its_value(made, tmp_path, capsys):
     """An evaluation that is not finite writes none, and those of the step before it are not its own."""
     before = {'test/1x/accuracy': 0.5, 'test/1x/accuracy_low': 0.4, 'test/1x/accuracy_high': 0.6, 'step': 100}
