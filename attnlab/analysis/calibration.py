@@ -109,10 +109,13 @@ def cross_entropy(logits: Float[np.ndarray, 'b o'], labels: Int[np.ndarray, 'b']
 def risk_by_coverage(score: Float[np.ndarray, 'b'], right: Bool[np.ndarray, 'b']) -> Float[np.ndarray, 'b']:
     """The share of wrong answers where the `i + 1` inputs of the largest scores are answered, for every `i`.
 
-    Its mean is the area under the curve (AURC; Geifman et al. 2019, https://arxiv.org/abs/1805.08206).
+    Of inputs with one score any are answered first: what is said is the mean over their orders. Its mean is the area
+    under the curve (AURC; Geifman et al. 2019, https://arxiv.org/abs/1805.08206).
     """
     order = np.argsort(-score, kind='stable')
-    return np.cumsum(~right[order]) / np.arange(1, len(right) + 1)
+    _, tied = np.unique(score, return_inverse=True)
+    wrong = (np.bincount(tied, ~right) / np.bincount(tied))[tied]
+    return np.cumsum(wrong[order]) / np.arange(1, len(right) + 1)
 
 
 def conformal_threshold(scores: Float[np.ndarray, 'n'], alpha: float) -> float:

@@ -45,6 +45,12 @@ def test_the_temperature_of_logits_that_are_three_times_too_large_is_three():
 def test_risk_by_coverage_by_hand():
     risks = risk_by_coverage(np.array([0.1, 0.9, 0.5]), np.array([False, True, False]))
     np.testing.assert_allclose(risks, [0, 1 / 2, 2 / 3])
+    # A score that tells nothing apart leaves the risk as it is, in whatever order rows come.
+    np.testing.assert_allclose(risk_by_coverage(np.zeros(4), np.array([True, True, True, False])), 1 / 4)
+    mixed = np.array([False, True, True, False, True])
+    np.testing.assert_allclose(
+        risk_by_coverage(np.array([0.5, 0.5, 0.9, 0.5, 0.1]), mixed), [0, 1 / 3, 4 / 9, 1 / 2, 2 / 5]
+    )
 
 
 def test_conformal_sets_cover_as_often_as_they_say():
