@@ -109,10 +109,13 @@ def cross_entropy(logits: Float[np.ndarray, 'b o'], labels: Int[np.ndarray, 'b']
 def risk_by_coverage(score: Float[np.ndarray, 'b'], right: Bool[np.ndarray, 'b']) -> Float[np.ndarray, 'b']:
     """The share of wrong answers where the `i + 1` inputs of the largest scores are answered, for every `i`.
 
-    Its mean is the area under the curve (AURC; Geifman et al. 2019, https://arxiv.org/abs/1805.08206).
+    Of inputs with one score any are answered first: what is said is the mean over their orders. Its mean is the area
+    under the curve (AURC; Geifman et al. 2019, https://arxiv.org/abs/1805.08206).
     """
     order = np.argsort(-score, kind='stable')
-    return np.cumsum(~right[order]) / np.arange(1, len(right) + 1)
+    _, tied = np.unique(score, return_inverse=True)
+    wrong = (np.bincount(tied, ~right) / np.bincount(tied))[tied]
+    return np.cumsum(wrong[order]) / np.arange(1, len(right) + 1)
 
 
 def conformal_threshold(scores: Float[np.ndarray, 'n'], alpha: float) -> float:
@@ -134,7 +137,8 @@ def weighted_threshold(scores: Float[np.ndarray, 'n'], weights: Float[np.ndarray
     The least score up to which the weights of examples are `1 - alpha` of all, the new example's weight of one counted
     as above all scores; infinite where there are too few. With weights of one it is `conformal_threshold`. Where
     examples drift, a label is missed with probability `alpha + sum_i w_i d_i` at most, `w_i` the share of example `i`
-    and `d_i` its distance in total variation from the new one. Barber et al. 2023, https://arxiv.org/abs/2202.13415;
+    and `d_i` the distance in total variation of all examples from the same with `i` and the new one exchanged, of
+    independent ones at most twice that of these two. Barber et al. 2023, https://arxiv.org/abs/2202.13415;
     for risks Farinhas et al. 2023, https://arxiv.org/abs/2310.01262. Raises `UserError` for an alpha outside of (0, 1).
     """
     _check_share(alpha)

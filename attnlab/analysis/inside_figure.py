@@ -14,7 +14,7 @@ COLUMNS = 4
 """Panels beside each other."""
 
 MAPS = 8
-"""The most layers whose maps are shown, spread evenly, and the most heads of each."""
+"""The most layers whose maps are shown and whose curves are named, spread evenly, and the most heads of each."""
 
 DARKEST, BRIGHTEST = 0.0, 0.85
 """Ends of the colours of curves, from the first layer to the last."""
@@ -67,7 +67,8 @@ def draw(drawn: Drawn, path: pathlib.Path) -> None:
             np.asarray(strengths) / most,
             color=colours[layer],
             lw=1.2,
-            label=f'layer {layer}',
+            # As many names as there is room for.
+            label=f'layer {layer}' if layer in shown else None,
         )
     influence.set(title='influence of inputs', xlabel='1 + tokens back', ylabel='share of the largest')
     influence.set(xscale='log', yscale='log', ylim=(1e-4, 1.5))

@@ -52,7 +52,12 @@ def hold_runs(folders: list[pathlib.Path]) -> bool:
 def flags_of_runs(out: str) -> flags.FlagValues:
     """The flags for runs, written into the folder `out` by default."""
     values = flags.FlagValues()
-    flags.DEFINE_string('metric', None, 'The score; accuracy, bits per byte or loss by default.', flag_values=values)
+    flags.DEFINE_string(
+        'metric',
+        None,
+        'The score; by default accuracy, bits per byte or loss, the first that all runs of a task have.',
+        flag_values=values,
+    )
     define_strictness(values)
     flags.DEFINE_string('out', out, 'Where the page, the table and the figure are written.', flag_values=values)
     return values

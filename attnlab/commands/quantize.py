@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -266,6 +267,26 @@ def _how(values: flags.FlagValues) -> 'How':
     )
 
 
+def _check_each(values: flags.FlagValues, formats: 'Mapping[str, Quantization]') -> None:
+    """Raises `UserError` for formats that are not calibrated or tuned as asked, before a run of any is made."""
+    from attnlab.quantize.formats import Elementwise, Uniform
+
+    kinds = {
+        'feedback': (Elementwise, 'int4, affine4, minmax4, e2m1 or mxe2m1'),
+        'tuned': (Uniform, 'int3, affine3 or minmax3'),
+    }
+    for name, (kind, such) in kinds.items():
+        if values[name].value is None:
+            continue
+        if values.weights is None:
+            raise UserError(f'--{name} is for weights of few bits; give --weights, such as {such}')
+        for label, each in formats.items():
+            if each.weights is None:
+                raise UserError(f'--{name} is for weights of few bits; leave none out of --weights={values.weights}')
+            if not isinstance(each.weights, kind):
+                raise UserError(f'--{name} is for weights such as {such}; it does not go with {label}')
+
+
 def _each(values: flags.FlagValues) -> int:
     """Makes a run of each of several formats."""
     for name in ('budget', 'softmax', 'sparse', 'native', 'rows'):
@@ -274,8 +295,7 @@ def _each(values: flags.FlagValues) -> int:
     from attnlab.quantize.each import CALLED, combinations
 
     formats = combinations({name: str(values[name].value) for name in CALLED if values[name].value is not None})
-    if values.feedback is not None and any(each.weights is None for each in formats.values()):
-        raise UserError(f'--feedback is for weights of few bits; leave none out of --weights={values.weights}')
+    _check_each(values, formats)
     workdir, out = directory(values, 'workdir'), directory(values, 'out')
     start_platform(values)
     from attnlab.compare.runs_table import compare_runs

@@ -133,10 +133,13 @@ def curves(record: Record, metric: str) -> dict[str, Sequence[tuple[int, float]]
 
 
 def run_result(record: Record, metric: str | None = None) -> RunResult:
-    """A run with its score. Raises `UserError` for one that was never evaluated, or not by this metric."""
+    """A run with its score.
+
+    Raises `UserError` for one that was never evaluated, or not by this metric, and for what cannot be ranked by.
+    """
     length = record.config.length
     facts = record.facts
-    name = _metric(record, metric)
+    (name,) = metrics_of([record], metric)
     measured = record.measured(name)
     settings = {key: value for key, value in flatten(record.config).items() if not key.startswith(IRRELEVANT)}
     settings |= {f'{DATA}.{key}': value[:SHOWN] for key, value in data_hashes(facts['data']).items()}
@@ -172,19 +175,67 @@ def task_name(task: ConfigDict) -> str:
     return source.name if 'name' in source else source.target.rpartition('.')[2]
 
 
-def _metric(record: Record, wanted: str | None) -> str:
+def metrics_of(records: Sequence[Record], wanted: str | None = None) -> list[str]:
+    """The score of every run: the one that is wanted or, by task, the first of the usual ones that all runs have.
+
+    Raises `UserError` for a run that was never evaluated, without what is wanted, or with no score that others have.
+    """
+    if wanted is not None:
+        return [_wanted(record, wanted) for record in records]
+    tasks = [task_name(record.config.task) for record in records]
+    groups = {task: [one for one, of in zip(records, tasks, strict=True) if of == task] for task in tasks}
+    shared = {task: _shared(task, group) for task, group in groups.items()}
+    return [shared[task] for task in tasks]
+
+
+def _shared(task: str, records: Sequence[Record]) -> str:
+    known = _usual(records[0])
+    for record in records[1:]:
+        own = _usual(record)
+        left = [name for name in known if name in own]
+        if not left:
+            raise UserError(
+                f'runs on {task} have no score in common: {record.folder} has {", ".join(own)}, and those before it '
+                f'{", ".join(known)}; compare them apart, or by --metric'
+            )
+        known = left
+    return known[0]
+
+
+def _usual(record: Record) -> list[str]:
+    """The usual scores that a run has, the first to be taken first. Raises `UserError` for a run without any."""
+    evaluated = _evaluated(record)
+    usual = [name for ending in PREFERRED for name in evaluated if name.partition('/')[2] == ending]
+    if usual:
+        return usual
+    scores = _scores(evaluated)
+    listed = f'choose --metric from {", ".join(scores)}' if scores else f'it has {", ".join(evaluated)}'
+    raise UserError(f'{record.folder} has none of the usual scores: {listed}')
+
+
+def _wanted(record: Record, wanted: str) -> str:
+    evaluated = _evaluated(record)
+    if wanted not in evaluated:
+        raise UserError(f'{record.folder} has no metric {wanted!r}{nearest(wanted, evaluated)}')
+    if wanted not in (scores := _scores(evaluated)):
+        raise UserError(
+            f'--metric is {wanted}, of which neither more nor less is known to be better, so that runs cannot be '
+            f'ranked by it; {record.folder} has {", ".join(scores) or "no score"}'
+        )
+    return wanted
+
+
+def _evaluated(record: Record) -> list[str]:
+    """The metrics of a run. Raises `UserError` for one that was never evaluated."""
     evaluated = [name for name in record.last if not name.startswith('train/')]
     if not evaluated:
         raise UserError(f'{record.folder} has not been evaluated yet')
-    if wanted is not None:
-        if wanted not in evaluated:
-            raise UserError(f'{record.folder} has no metric {wanted!r}{nearest(wanted, evaluated)}')
-        return wanted
-    for ending in PREFERRED:
-        for name in evaluated:
-            if name.partition('/')[2] == ending:
-                return name
-    raise UserError(f'{record.folder} has none of the usual scores: choose --metric from {", ".join(evaluated)}')
+    return evaluated
+
+
+def _scores(names: Sequence[str]) -> list[str]:
+    """Those that runs can be ranked by; ends of intervals, counts and thresholds are none."""
+    return [name for name in names if goal_of(name) is not None]
 
 
 def by_task(results: Iterable[RunResult]) -> dict[str, list[RunResult]]:

@@ -24,6 +24,9 @@ INTERVALS: Mapping[Kind, tuple[str, str]] = {
 }
 """How the line of an interval looks, by what it is over, and what the legend says of it."""
 
+ENTRY = 0.19
+"""How high a line of the legend is, in inches."""
+
 LINE = 0.08
 """How high a line of text is, as a share of a panel."""
 
@@ -46,7 +49,10 @@ def costs_figure(groups: Mapping[str, Sequence[RunResult]]) -> Figure:
     looks = styles(list(names))
     titles = costs_of(itertools.chain.from_iterable(groups.values()))
     panels = [cost for cost in titles if cost != 'state_bytes_8x']
-    figure = Figure(figsize=(2.6 * len(panels) + 1.6, 2.3 * len(groups) + 0.4), layout='constrained')
+    handles = _legend(groups, looks)
+    # What a legend has beyond the figure's lower end is cut off.
+    height = max(2.3 * len(groups) + 0.4, ENTRY * len(handles) + 0.2)
+    figure = Figure(figsize=(2.6 * len(panels) + 1.6, height), layout='constrained')
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(groups), len(panels), squeeze=False, sharey='row')
     for row, (task, group) in zip(axes, groups.items(), strict=True):
@@ -56,15 +62,19 @@ def costs_figure(groups: Mapping[str, Sequence[RunResult]]) -> Figure:
         metrics = ', '.join(dict.fromkeys(one.metric for one in group))
         row[0].set_ylabel(f'{task}\n{metrics}')
         _name_lines(row[-1], group)
-    handles = [Line2D([], [], ls='', marker=look.marker, color=look.colour, label=name) for name, look in looks.items()]
+    figure.legend(handles=handles, loc='outside right upper', frameon=False, fontsize='small')
+    return figure
+
+
+def _legend(groups: Mapping[str, Sequence[RunResult]], looks: Mapping[str, Style]) -> list[Line2D]:
+    """The names of runs, and what their intervals are over."""
+    named = [Line2D([], [], ls='', marker=look.marker, color=look.colour, label=name) for name, look in looks.items()]
     kinds = {one.measured.kind for one in itertools.chain.from_iterable(groups.values())}
-    handles += [
+    return named + [
         Line2D([], [], ls=line, color='0.3', lw=1, label=words)
         for kind, (line, words) in INTERVALS.items()
         if kind in kinds
     ]
-    figure.legend(handles=handles, loc='outside right upper', frameon=False, fontsize='small')
-    return figure
 
 
 def _panel(axis: Any, group: Sequence[RunResult], cost: str, looks: Mapping[str, Style]) -> None:

@@ -15,6 +15,7 @@ from attnlab.compare.runs import (
     distinctly_named,
     equalities,
     equality_summary,
+    metrics_of,
     run_result,
     unequal,
 )
@@ -41,12 +42,14 @@ def compare_runs(
     `runs.csv`, with one figure beside them, `runs.png` and `runs.svg`. Runs that differ only in seed are one row, with
     an interval over the seeds.
 
-    Raises `UserError` for what is no run, two runs of one name on one task and, when `strict`, for runs of one task
-    that are not matched.
+    Without a `metric` runs of a task are ranked by the first of the usual scores that all of them have. Raises
+    `UserError` for what is no run, two runs of one name on one task, runs of one task without a score in common and,
+    when `strict`, for those that are not matched.
     """
     records = [read_record(folder) for folder in folders]
     seeds = seed_groups(records)
-    results = over_seeds(distinctly_named([run_result(record, metric) for record in records], folders), seeds)
+    found_by = zip(records, metrics_of(records, metric), strict=True)
+    results = over_seeds(distinctly_named([run_result(record, name) for record, name in found_by], folders), seeds)
     groups = by_task(results)
     found = {task: equalities(group, tolerance) for task, group in groups.items()}
     wrong = {task: unequal(found[task], group) for task, group in groups.items()}

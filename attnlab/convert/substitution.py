@@ -25,7 +25,7 @@ def substituted(loaded: Loaded, name: str, *, rows: int = 32) -> Loaded:
 
     `adaptive_temperature` sharpens rows of high entropy (`pallas_kernels.AdaptiveSoftmax`). `ssmax` multiplies scores
     by `log n` divided by its mean over lengths up to the training length. `quantized_8` rounds weights to 8 bits, and
-    `quantized_8_corrected` adds the mean loss of mass, measured on the first `rows` training examples.
+    `quantized_8_corrected` adds the mean loss of mass, measured on `rows` rows all over training.
     Raises `UserError` for another name, or when no layer has a softmax.
     """
     by = replacement(name, loaded.setup.length)

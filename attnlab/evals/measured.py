@@ -28,7 +28,7 @@ NORMAL = 1.959964
 SHARE = (0.0, 1.0)
 """The bounds of a share, such as an accuracy."""
 
-HIGHER = ('accuracy', 'exact_match')
+HIGHER = ('accuracy', 'exact_match', 'precision', 'recall', 'f1', 'auroc')
 """Endings of the names of metrics that are shares, and for which higher is better."""
 
 
@@ -37,7 +37,7 @@ RATIOS = ('si_snr', 'si_snr_improvement')
 
 LOWER = (
     *('loss', 'bits_per_byte', 'perplexity', 'divergence', 'excess', 'error', 'crps'),
-    *('mse', 'mae', 'mase', 'mse_original', 'mae_original'),
+    *('mse', 'mae', 'mase', 'mse_original', 'mae_original', 'spectral_distance', 'false_alarms'),
 )
 """Endings of the names of metrics for which lower is better."""
 

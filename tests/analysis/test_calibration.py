@@ -45,6 +45,12 @@ def test_the_temperature_of_logits_that_are_three_times_too_large_is_three():
 def test_risk_by_coverage_by_hand():
     risks = risk_by_coverage(np.array([0.1, 0.9, 0.5]), np.array([False, True, False]))
     np.testing.assert_allclose(risks, [0, 1 / 2, 2 / 3])
+    # A score that tells nothing apart leaves the risk as it is, in whatever order rows come.
+    np.testing.assert_allclose(risk_by_coverage(np.zeros(4), np.array([True, True, True, False])), 1 / 4)
+    mixed = np.array([False, True, True, False, True])
+    np.testing.assert_allclose(
+        risk_by_coverage(np.array([0.5, 0.5, 0.9, 0.5, 0.1]), mixed), [0, 1 / 3, 4 / 9, 1 / 2, 2 / 5]
+    )
 
 
 def test_conformal_sets_cover_as_often_as_they_say():
@@ -115,6 +121,18 @@ def test_coverage_under_drift_is_within_its_bound():
         assert missed[decay] < bound + 4 * np.sqrt(0.25 / draws)
     # Without weights it is missed far more often than asked; with them within the bound of about 0.38.
     assert missed[1.0] > 0.5 and 0.2 < missed[0.9] < 0.38
+
+
+def test_drift_may_cost_twice_the_distance_of_two_examples():
+    # Old scores are uniform but for a share below all others, the new one's likewise but for a share above them.
+    count, share, alpha = 200, 0.2, 0.5
+    values, even = np.concatenate([[-1.0], np.arange(count) / count, [2.0]]), np.full(count, (1 - share) / count)
+    old, new = np.concatenate([[share], even, [0]]), np.concatenate([[0], even, [share]])
+    apart = np.abs(old - new).sum() / 2
+    thresholds = [weighted_threshold(np.array([value]), np.ones(1), alpha) for value in values]
+    missed = sum(chance * new[values > threshold].sum() for chance, threshold in zip(old, thresholds, strict=True))
+    # One old example has half of the weight.
+    assert alpha + 0.5 * apart < missed < alpha + 0.5 * 2 * apart
 
 
 def test_controlled_risk_under_drift_is_within_its_bound():

@@ -137,6 +137,54 @@ def test_the_best_comes_first_and_what_is_not_finite_last(made):
     assert [one.score for one in group] == [1, 2, 3]
 
 
+def test_metrics_are_ranked_the_way_that_is_better_and_not_at_all_where_none_is_known(made):
+    numbers = {'f1': 0.2, 'auroc': 0.6, 'false_alarms': 0.1, 'threshold': 3.0}
+    found = {f'anomalies/model/{name}': value for name, value in numbers.items()}
+    records = [
+        read_record(made(name, [{'test/loss': 1.0, 'test/loss_low': 0.5, 'test/loss_high': 1.5, **found, **more}]))
+        for name, more in (('a', {}), ('b', {'anomalies/model/f1': 0.7, 'anomalies/model/auroc': 0.9}))
+    ]
+    for metric in ('anomalies/model/f1', 'anomalies/model/auroc'):
+        (group,) = by_task(run_result(record, metric) for record in records).values()
+        assert [one.name for one in group] == ['b', 'a'] and group[0].higher and group[0].share
+    assert not run_result(records[0], 'anomalies/model/false_alarms').higher
+    for metric in ('anomalies/model/threshold', 'test/loss_low'):
+        with pytest.raises(UserError, match=f'{metric}.*neither more nor less.*test/loss, anomalies/model/f1, '):
+            run_result(records[0], metric)
+
+
+def test_runs_of_a_task_are_ranked_by_a_score_that_all_have(made, tmp_path, capsys):
+    folders = [
+        made('a', [{'test/1x/accuracy': 0.5, 'test/1x/loss': 0.6}]),
+        made('b', [{'test/1x/loss': 0.95}], steps=500),
+        # Of another seed than the first: a mean over both is of one score as well.
+        made('a1', [{'test/1x/accuracy': 0.9, 'test/1x/loss': 0.1}], seed=1),
+    ]
+    found = compare_runs([*folders[:2]], tmp_path / 'two', Printer(Console(width=200)))
+    assert [(one.name, one.metric, one.score) for one in found] == [
+        ('a', 'test/1x/loss', 0.6),
+        ('b', 'test/1x/loss', 0.95),
+    ]
+    assert 'a has the lowest test/1x/loss' in capsys.readouterr().out
+    compare_runs(folders, tmp_path / 'three', Printer(Console(width=200)))
+    with (tmp_path / 'three' / 'runs.csv').open() as file:
+        rows = {row['name']: row for row in csv.DictReader(file)}
+    assert rows.keys() == {'a', 'b'} and float(rows['a']['score']) == pytest.approx(0.35)
+    # Other tasks have their own, and --metric is that of all.
+    text = made(
+        'text', [{'valid/bits_per_byte': 2.9}], 'language', '', {'state_bytes_per_sequence': {'256': 1, '2048': 2}}
+    )
+    named = {one.name: one.metric for one in compare_runs([folders[0], text], tmp_path / 'tasks', Printer(Console()))}
+    assert named == {'a': 'test/1x/accuracy', 'text': 'valid/bits_per_byte'}
+    other = made('other', [{'test/all/accuracy': 0.5}])
+    with pytest.raises(
+        UserError,
+        match=r'no score in common: .*other has test/all/accuracy, and those before it test/1x/accuracy, test/1x/loss',
+    ):
+        compare_runs([folders[0], other], tmp_path / 'none', Printer(Console()))
+    assert not (tmp_path / 'none').exists()
+
+
 def test_ends_of_an_interval_are_of_the_line_that_has_its_value(made, tmp_path, capsys):
     """An evaluation that is not finite writes none, and those of the step before it are not its own."""
     before = {'test/1x/accuracy': 0.5, 'test/1x/accuracy_low': 0.4, 'test/1x/accuracy_high': 0.6, 'step': 100}
@@ -219,6 +267,14 @@ def test_the_figure_draws_every_interval_and_names_what_it_is_over_and_the_lines
     named = {text.get_text(): text.get_position()[1] for text in axis.texts}
     assert set(named) == {'chance', 'near'} and named['near'] - named['chance'] == pytest.approx(0.08)
     assert all(not axis.texts for axis in figure.axes[:-1])
+
+
+def test_the_legend_of_many_runs_is_in_the_figure(made):
+    one = dataclasses.replace(run_result(read_record(made('a', ACCURATE))), low=0.7, high=0.8, evaluated=300)
+    figure = costs_figure({one.task: [dataclasses.replace(one, name=f'run{place}') for place in range(40)]})
+    figure.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    assert figure.bbox.y0 <= legend.y0 and legend.y1 <= figure.bbox.y1
 
 
 def test_names_in_the_figure_are_no_formulas(made, tmp_path):

@@ -72,6 +72,19 @@ def test_a_run_of_each_format_and_their_comparison(originals, tmp_path, capsys):
             ['--weights=none,int4', '--inputs=affine8', '--feedback=8'],
             '--feedback is for weights of few bits; leave none out',
         ),
+        (
+            ['--weights=int4,none', '--state=int8', '--tuned=2'],
+            '--tuned is for weights of few bits; leave none out of --weights=int4,none',
+        ),
+        (
+            ['--weights=int4,e4m3', '--tuned=2'],
+            '--tuned is for weights such as int3, affine3 or minmax3; it does not go with weights=e4m3',
+        ),
+        (
+            ['--weights=int4,higgs4', '--feedback=2'],
+            '--feedback is for weights such as int4, affine4, minmax4, e2m1 or mxe2m1; it does not go with '
+            'weights=higgs4',
+        ),
     ],
 )
 def test_what_goes_one_at_a_time(flags, message, capsys):
