@@ -88,6 +88,14 @@ def test_other_types(dtypes, comparison):
     check(comparison, 'narrow values', Call(arrays, call.options), dtype=coarsest)
 
 
+def test_queries_that_no_step_goes_over_are_in_no_sum(comparison):
+    """Keys are seen from five tiles of six, so that steps of five pad queries to ten, four of which nobody writes."""
+    arrays = {name: noise(1, 96, 1, 16) for name in ('q', 'k', 'v')} | {'slopes': jnp.array([0.25])}
+    call = Call(arrays, {'window': 40})
+    sums = {'slopes': 96 * 96}
+    comparison.check(attention, 'slopes in a window', call, 96, implementation='mosaic_tpu', **sums)
+
+
 def test_two_runs_give_the_same_bits(comparison):
     comparison.check_same_bits(attention, cases.call('bias of keys', jnp.bfloat16), 'mosaic_tpu')
 

@@ -91,7 +91,9 @@ def backward(here: Target, rule: Rule, operands: Operands, kept: vjp.Residuals, 
         if name not in ('k', 'v') and inputs[name].letters == 'bgr.t':
             gradients[name] = gradients[name].swapaxes(3, 4)
     if 'slopes' in gradients:
-        gradients['slopes'] = jnp.sum(gradients['slopes'], axis=(0, 4), keepdims=True)
+        # Behind the tiles of queries that a call has there may be others, which no step goes over and nobody writes.
+        of_queries = gradients['slopes'][..., : call.sizes['t']]
+        gradients['slopes'] = jnp.sum(of_queries, axis=(0, 4), keepdims=True)
     return jax.tree.map(
         lambda gradient, operand: jax.lax.slice(gradient, (0,) * operand.ndim, operand.shape).astype(operand.dtype),
         Operands(**gradients),
