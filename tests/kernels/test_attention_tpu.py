@@ -253,6 +253,19 @@ def test_refusals(t, s, options, message, monkeypatch):
         jax.eval_shape(lambda q, k: attention(q, k, k, **options, implementation='mosaic_tpu'), q, k)
 
 
+@pytest.mark.parametrize(('k', 'dtype', 'served'), [(1792, 'float32', True), (2048, 'float32', False)])
+def test_heads_whose_tiles_vmem_does_not_hold_are_left_to_the_portable_form(k, dtype, served, monkeypatch):
+    """Both were compiled for a v5e, where the second, before it was refused, took 70 of 64 MiB."""
+    monkeypatch.undo()
+    q = jax.ShapeDtypeStruct((1, 512, 1, k), dtype)
+    with target.compiling_for(target.TPU_V5E), dispatch.ledger() as entries:
+        jax.eval_shape(attention, q, q, q)
+    refused = dict(entries[0].refused).get('mosaic_tpu', '')
+    assert (entries[0].implementation == 'mosaic_tpu') == served == (not refused)
+    if not served:
+        assert refused == 'its tiles take 70 MiB of VMEM at k=2048 and v=2048; expected at most 64, from narrower heads'
+
+
 def test_double_precision_is_refused():
     with jax.enable_x64(True), target.compiling_for(target.TPU_V5E):
         q = jnp.zeros((1, 3, 2, 16), jnp.float64)
