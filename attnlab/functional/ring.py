@@ -372,7 +372,8 @@ def _arguments(
                 [keys_known.start[key] - known.start[query] for query, key in zip(queries, columns, strict=True)]
             )
             for place, positions in enumerate((jnp.zeros_like(gaps)[:, None] + here, gaps[:, None] + here)):
-                rows = jnp.repeat(positions, q.shape[1], axis=0).astype(slopes.dtype)
+                # Slopes of 16 bits would round positions to their digits.
+                rows = jnp.repeat(positions, q.shape[1], axis=0).astype(wide_dtype(slopes.dtype))
                 terms[place] = terms[place] - rows[..., None] * slopes[None, None]
         if forget is not None or slopes is not None:
             found |= {'query_terms': terms[0], 'key_terms': terms[1]}

@@ -10,7 +10,7 @@ from pallas_kernels.delta_rule import erasing, vjp
 from pallas_kernels.delta_rule.chunk import Chunk, step
 from pallas_kernels.diagonal_low_rank.mosaic_tpu import form as diagonal_low_rank
 from pallas_kernels.matrix_state.differentiation import Outputs
-from pallas_kernels.matrix_state.mosaic_tpu.plan import refusal
+from pallas_kernels.matrix_state.mosaic_tpu.plan import solved_refusal as refusal
 from pallas_kernels.matrix_state.mosaic_tpu.rule import Rule, Steps, passes
 from pallas_kernels.matrix_state.products import Form
 from pallas_kernels.target import Target

@@ -62,6 +62,13 @@ def test_a_ring_divides_sums_beyond_the_range_of_float16_before_it_rounds_them()
     np.testing.assert_array_equal(output, 16384.0)
 
 
+def test_slopes_of_16_bits_are_of_the_same_distances_in_a_ring():
+    """Positions are not rounded to the eight digits of bfloat16: beyond 256 neighbours would be as far as others."""
+    q, v = jnp.zeros((1, 2048, 1, 4)), divided.noise('v', 1, 2048, 1, 4)
+    read = functools.partial(cores.attention, slopes=jnp.full(1, 0.5, jnp.bfloat16))
+    np.testing.assert_allclose(divided.compiled(read, divided.mesh(sequence=2))(q, q, v), read(q, q, v), atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ('name', 'axis'),
     [

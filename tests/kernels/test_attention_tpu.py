@@ -88,6 +88,14 @@ def test_other_types(dtypes, comparison):
     check(comparison, 'narrow values', Call(arrays, call.options), dtype=coarsest)
 
 
+def test_queries_that_no_step_goes_over_are_in_no_sum(comparison):
+    """Keys are seen from five tiles of six, so that steps of five pad queries to ten, four of which nobody writes."""
+    arrays = {name: noise(1, 96, 1, 16) for name in ('q', 'k', 'v')} | {'slopes': jnp.array([0.25])}
+    call = Call(arrays, {'window': 40})
+    sums = {'slopes': 96 * 96}
+    comparison.check(attention, 'slopes in a window', call, 96, implementation='mosaic_tpu', **sums)
+
+
 def test_two_runs_give_the_same_bits(comparison):
     comparison.check_same_bits(attention, cases.call('bias of keys', jnp.bfloat16), 'mosaic_tpu')
 
@@ -243,6 +251,19 @@ def test_refusals(t, s, options, message, monkeypatch):
     q, k = jax.ShapeDtypeStruct((1, t, 2, 16), jnp.bfloat16), jax.ShapeDtypeStruct((1, s, 2, 16), jnp.bfloat16)
     with target.compiling_for(target.TPU_V5E), pytest.raises(NotImplementedError, match=message):
         jax.eval_shape(lambda q, k: attention(q, k, k, **options, implementation='mosaic_tpu'), q, k)
+
+
+@pytest.mark.parametrize(('k', 'dtype', 'served'), [(1792, 'float32', True), (2048, 'float32', False)])
+def test_heads_whose_tiles_vmem_does_not_hold_are_left_to_the_portable_form(k, dtype, served, monkeypatch):
+    """Both were compiled for a v5e, where the second, before it was refused, took 70 of 64 MiB."""
+    monkeypatch.undo()
+    q = jax.ShapeDtypeStruct((1, 512, 1, k), dtype)
+    with target.compiling_for(target.TPU_V5E), dispatch.ledger() as entries:
+        jax.eval_shape(attention, q, q, q)
+    refused = dict(entries[0].refused).get('mosaic_tpu', '')
+    assert (entries[0].implementation == 'mosaic_tpu') == served == (not refused)
+    if not served:
+        assert refused == 'its tiles take 70 MiB of VMEM at k=2048 and v=2048; expected at most 64, from narrower heads'
 
 
 def test_double_precision_is_refused():

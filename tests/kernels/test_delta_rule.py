@@ -124,11 +124,18 @@ def test_kernels_for_tpus_give_the_same_bits_twice(name, small_tiles, comparison
     comparison.check_same_bits(delta_rule, cases.call(name), 'mosaic_tpu')
 
 
-def test_a_kernel_refuses_a_state_that_the_device_cannot_hold():
-    q = jax.ShapeDtypeStruct((1, 2, 1, 1024), jnp.float32)
+@pytest.mark.parametrize(
+    ('k', 'v', 'message'),
+    [
+        (1024, 1024, 'a state has 1024 x 1024 numb'),
+        (4096, 64, 'q and k have 4096 channels; expected at most 1024'),
+    ],
+)
+def test_a_kernel_refuses_what_the_device_cannot_hold(k, v, message):
+    q, values = (jax.ShapeDtypeStruct((1, 2, 1, channels), jnp.float32) for channels in (k, v))
     beta = jax.ShapeDtypeStruct((1, 2, 1), jnp.float32)
-    with target.compiling_for(target.TPU_V5E), pytest.raises(NotImplementedError, match='a state has 1024 x 1024 numb'):
-        jax.eval_shape(functools.partial(delta_rule, implementation='mosaic_tpu'), q, q, q, beta)
+    with target.compiling_for(target.TPU_V5E), pytest.raises(NotImplementedError, match=message):
+        jax.eval_shape(functools.partial(delta_rule, implementation='mosaic_tpu'), q, q, values, beta)
 
 
 @pytest.mark.parametrize('implementation', ['reference', 'xla'])

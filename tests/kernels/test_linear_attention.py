@@ -384,11 +384,15 @@ def test_errors(arguments, error, message):
         (dataclasses.replace(target.H100, capability='8.0'), 'scalar', jnp.bfloat16, r'expected 9\.0'),
         (target.H100, 'most keys', jnp.bfloat16, 'have 4097 channels; expected at most 4096 with decays of their own'),
         (target.TPU_V5E, 'huge', jnp.float32, 'a state has 1024 x 1024 numbers; expected at most 262144'),
+        (target.TPU_V5E, 'wide keys alone', jnp.float32, 'q and k have 8192 channels; expected at most 4096'),
+        (target.TPU_V5E, 'wide values alone', jnp.float32, 'v has 8192 channels; expected at most 4096'),
     ],
 )
 def test_refusals(here, name, dtype, message):
     sizes = {
         'huge': cases.Case(b=1, t=2, k=1024, v=1024),
+        'wide keys alone': cases.Case(b=1, t=2, k=8192, v=8),
+        'wide values alone': cases.Case(b=1, t=2, k=8, v=8192),
         'most keys': cases.Case(b=1, t=2, k=4097, v=1, heads=(1, 1, 1), decay='b t h k'),
     }
     call = cases.draw(name, (cases.CASES | sizes)[name], dtype)

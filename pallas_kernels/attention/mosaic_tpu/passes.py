@@ -9,12 +9,13 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import tiling
 from pallas_kernels.attention import vjp
 from pallas_kernels.attention.maps import Statistics
 from pallas_kernels.attention.mosaic_tpu.blocks import named
 from pallas_kernels.attention.mosaic_tpu.gradients import pull_bias, pull_keys, pull_queries
 from pallas_kernels.attention.mosaic_tpu.output import follow, read
-from pallas_kernels.attention.mosaic_tpu.sweep import Call, Part, Parts, call_of
+from pallas_kernels.attention.mosaic_tpu.sweep import MEMORY, Call, Part, Parts, call_of
 from pallas_kernels.attention.problem import Operands, Rule, segments_refusal
 from pallas_kernels.mosaic_tpu.launch import factor_type, generation_refusal
 from pallas_kernels.target import Target
@@ -48,10 +49,24 @@ def refusal(here: Target, rule: Rule, operands: Operands) -> str | None:
     call = call_of(here, rule, operands)
     if 0 in (*call.sizes.values(), operands.v.shape[3]):
         return 'there is nothing to compute; expected at least one row, head, query, key and channel of values'
+    needed = _memory(call, operands)
+    if needed > MEMORY:
+        return (
+            f'its tiles take {needed / 2**20:.0f} MiB of VMEM at k={operands.k.shape[3]} and v={operands.v.shape[3]}; '
+            f'expected at most {MEMORY >> 20}, from narrower heads'
+        )
     steps = max(len(visits.pairs) for visits in (call.by_queries(together=operands.bias is None), call.by_keys()))
     if steps > LONGEST:
         return f'its queries see keys in {steps} grid steps; expected at most {LONGEST}, from shorter rows or a window'
     return generation_refusal(here)
+
+
+def _memory(call: Call, operands: Operands) -> int:
+    """The bytes of VMEM that its kernels take at most."""
+    bias = 0 if operands.bias is None or 1 in operands.bias.shape[3:] else factor_type(operands.bias).itemsize
+    size = factor_type(operands.q, operands.k, operands.v).itemsize
+    channels, together = operands.k.shape[3] + operands.v.shape[3], max(call.together.values())
+    return tiling.attention_tpu_memory(call.tile, channels, size, together=together, bias=bias)
 
 
 def forward(here: Target, rule: Rule, operands: Operands, given: Statistics) -> vjp.Residuals:
@@ -91,7 +106,9 @@ def backward(here: Target, rule: Rule, operands: Operands, kept: vjp.Residuals, 
         if name not in ('k', 'v') and inputs[name].letters == 'bgr.t':
             gradients[name] = gradients[name].swapaxes(3, 4)
     if 'slopes' in gradients:
-        gradients['slopes'] = jnp.sum(gradients['slopes'], axis=(0, 4), keepdims=True)
+        # Behind the tiles of queries that a call has there may be others, which no step goes over and nobody writes.
+        of_queries = gradients['slopes'][..., : call.sizes['t']]
+        gradients['slopes'] = jnp.sum(of_queries, axis=(0, 4), keepdims=True)
     return jax.tree.map(
         lambda gradient, operand: jax.lax.slice(gradient, (0,) * operand.ndim, operand.shape).astype(operand.dtype),
         Operands(**gradients),

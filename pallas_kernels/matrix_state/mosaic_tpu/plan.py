@@ -22,17 +22,36 @@ from pallas_kernels.target import Target
 LARGEST_STATE = 2**18
 """Numbers of a state, several of which must fit in VMEM."""
 
+MOST = 2**12
+"""Channels of keys, and of values: VMEM holds a chunk of each, its gradients, and what they are made of.
+
+In float32 with 8,192 the compiler for v5e needs 65 MiB for the backward pass of `linear_attention`.
+"""
+
+SOLVED_MOST = 2**10
+"""Channels of keys of cores with a triangular inverse, whose gradients JAX computes of all that a chunk made.
+
+With 4,096 and their decays the compiler for v5e needs 94 MiB for the backward pass of `delta_rule`.
+"""
 
 IN_ORDER = pltpu.CompilerParams(dimension_semantics=('parallel', 'parallel', 'arbitrary'), vmem_limit_bytes=tiling.VMEM)
 
 
-def refusal(here: Target, k: jax.Array, v: jax.Array, state: jax.Array) -> str | None:
-    """The reason why the call cannot be served, or `None`."""
+def refusal(here: Target, k: jax.Array, v: jax.Array, state: jax.Array, *, keys: int = MOST) -> str | None:
+    """The reason why the call cannot be served, or `None`; `keys` are the most channels of these."""
     if state.dtype != jnp.float32:
         return f'the state is computed in {state.dtype}; expected arguments of at most float32'
+    for given, channels, most in (('q and k have', k.shape[3], keys), ('v has', v.shape[3], MOST)):
+        if channels > most:
+            return f'{given} {channels} channels; expected at most {most}, chunks of which VMEM holds'
     if k.shape[3] * v.shape[3] > LARGEST_STATE:
         return f'a state has {k.shape[3]} x {v.shape[3]} numbers; expected at most {LARGEST_STATE}, which VMEM holds'
     return launch.generation_refusal(here)
+
+
+def solved_refusal(here: Target, k: jax.Array, v: jax.Array, state: jax.Array) -> str | None:
+    """The same for a core with a triangular inverse."""
+    return refusal(here, k, v, state, keys=SOLVED_MOST)
 
 
 def operands(dtype: jnp.dtype) -> jnp.dtype:
