@@ -66,6 +66,9 @@ class Scalars(NamedTuple):
     rates: Rates
 
 
+SEEDS = 2**32
+"""How many seeds there are, from 0."""
+
 SCALARS = ('seed', 'optimizer.peak_lr', 'optimizer.weight_decay')
 """The config paths of `Scalars`."""
 
@@ -496,7 +499,7 @@ def prepare(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> 
     rows = built.get('rows_at_once')
     if rows is not None and (type(rows) is not int or rows < 1):
         raise UserError(f'config.rows_at_once is {rows!r}; it must be a whole number of at least 1, or None')
-    if type(built['seed']) is not int or not 0 <= built['seed'] < 2**32:
+    if type(built['seed']) is not int or not 0 <= built['seed'] < SEEDS:
         raise UserError(f'config.seed is {built["seed"]!r}; it must be a whole number from 0 to 2^32 - 1')
     for name, kind in PARTS.items():
         check_type(f'config.{name}', built.get(name), kind)
