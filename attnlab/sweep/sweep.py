@@ -10,10 +10,10 @@ from ml_collections.config_dict import placeholder
 from attnlab.config import build, check_keys, flatten, from_plain, plain, set_value, spec
 from attnlab.errors import UserError, nearest
 from attnlab.evals.measured import goal_of
+from attnlab.random import SEEDS
 from attnlab.signature import check_type
 from attnlab.sweep.search import GridSearch, Pruner, Sampler
 from attnlab.sweep.space import Dimension, Drawn, Grid, Space
-from attnlab.train.setup import SEEDS
 
 KEYS = ('base', 'space', 'sampler', 'pruner', 'trials', 'seeds', 'metric', 'goal', 'confirm')
 """The top-level keys of every sweep config."""

@@ -22,6 +22,7 @@ from attnlab.functional.indices import check_indices
 from attnlab.metrics import Average
 from attnlab.models.heads.head import heads
 from attnlab.models.stack import missing_layers
+from attnlab.random import SEEDS
 from attnlab.signature import check_type
 from attnlab.tasks.task import Batch, Choosy, Task, Textual
 from attnlab.train import partition
@@ -65,9 +66,6 @@ class Scalars(NamedTuple):
     seed: Any
     rates: Rates
 
-
-SEEDS = 2**32
-"""How many seeds there are, from 0."""
 
 SCALARS = ('seed', 'optimizer.peak_lr', 'optimizer.weight_decay')
 """The config paths of `Scalars`."""
