@@ -38,7 +38,7 @@ class Lock:
 
     def holder(self) -> str:
         """The process that took the lock last, and its host."""
-        return self._path.read_text() or 'another process'
+        return files.read_text(self._path, errors='replace') or 'another process'
 
     def release(self) -> None:
         """Gives the lock back."""

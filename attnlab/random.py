@@ -6,6 +6,9 @@ import jax
 
 from attnlab.typing import DropoutKey
 
+SEEDS = 2**32
+"""How many seeds there are, from 0."""
+
 
 def key_for(seed: int | jax.Array, step: int | jax.Array, purpose: str) -> DropoutKey:
     """Returns the key of `purpose` (such as 'init' or 'dropout') at `step` of the run seeded with `seed`.

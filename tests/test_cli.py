@@ -210,6 +210,7 @@ def test_a_loss_that_is_not_finite_stops_and_names_step_and_module(capsys, run, 
     message = said(capsys, *run, '--config.optimizer.peak_lr=1e30', '--config.optimizer.weight_decay=0.0')
     assert 'step 2: loss nan' in message or 'step 2: loss inf' in message
     assert 'the first that is not finite: output of stack.layers[0]' in message
+    assert message.endswith('. No checkpoint was saved before it\n')
     assert not (tmp_path / 'run' / 'metrics.jsonl').exists()
 
 

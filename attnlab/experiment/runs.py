@@ -126,7 +126,7 @@ def report_experiment(experiment: Experiment, workdirs: pathlib.Path, command: s
     """
     runs = experiment.runs()
     paths = [experiment.workdir(each, workdirs) / MEASURED for each in runs]
-    found, planned = [json.loads(files.read_text(path)) for path in paths if path.exists()], len(runs)
+    found, planned = [_read_measured(path) for path in paths if path.exists()], len(runs)
     kept: Measurements = {}
     if not found:
         kept = written_results(experiment)
@@ -143,6 +143,15 @@ def report_experiment(experiment: Experiment, workdirs: pathlib.Path, command: s
     console.print(
         f'written: {experiment.folder}/README.md, results/{experiment.size}.json, results/{experiment.size}.png'
     )
+
+
+def _read_measured(path: pathlib.Path) -> Measurements:
+    """What was measured of a run. Raises `UserError` where the file is damaged."""
+    remedy = 'remove it, and run the experiment again: the run is kept, and measured'
+    found = files.read_json(path, remedy)
+    if not isinstance(found, dict) or not {'label', 'made', 'seconds'} <= found.keys():
+        raise UserError(f'{path} is damaged: it is not what is measured of a run; {remedy}')
+    return found
 
 
 def baselines_of(runs: Sequence[Run]) -> list[Measurements]:

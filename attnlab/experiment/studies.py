@@ -8,6 +8,7 @@ written as `attnlab report` writes it.
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import time
@@ -272,7 +273,7 @@ def _folders(experiment: Experiment, workdirs: pathlib.Path) -> dict[pathlib.Pat
 def _run(study: Study, workers: int, console: Console) -> None:
     began, path = time.perf_counter(), study.folder / SECONDS
     arguments = [f'--study={study.folder}', '--compilation_cache=~/.cache/attnlab/compiled']
-    before = json.loads(files.read_text(path)) if path.exists() else 0.0
+    before = _seconds(path) or 0.0
     try:
         launch.run_processes(study, arguments, launch.places(workers, [], launch.host_cores()), console)
     finally:
@@ -297,8 +298,18 @@ def _without_trial(folder: pathlib.Path) -> str:
 def _made(folder: pathlib.Path) -> Measurements:
     """What a study was made with, for `provenance`; where what ran it was killed each time, it left no time."""
     made = {**read_record(_begun(folder)[0]).facts, 'cores': os.cpu_count()}
-    path = folder / SECONDS
-    return {'made': made, 'seconds': json.loads(files.read_text(path)) if path.exists() else None}
+    return {'made': made, 'seconds': _seconds(folder / SECONDS)}
+
+
+def _seconds(path: pathlib.Path) -> float | None:
+    """How long a sweep took; `None` where that was not written. Raises `UserError` where the file is damaged."""
+    if not path.exists():
+        return None
+    remedy = 'remove it, and the time is said to be unknown'
+    found = files.read_json(path, remedy)
+    if type(found) not in (int, float) or not 0 <= found < math.inf:
+        raise UserError(f'{path} is damaged: {found!r:.40} is no time in seconds; {remedy}')
+    return float(found)
 
 
 def _table(report: str, found: Comparison) -> str:

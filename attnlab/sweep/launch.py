@@ -173,7 +173,7 @@ class _Worker:
 
     def last_line(self) -> str:
         """The last line of its log."""
-        lines = self._log.read_text().splitlines()
+        lines = files.read_text(self._log, errors='replace').splitlines()
         return (lines[-1] if lines else f'a worker ended with status {self.process.returncode}').removeprefix(
             'attnlab: '
         )

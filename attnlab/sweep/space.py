@@ -40,6 +40,10 @@ class Dimension(abc.ABC):
         """The value at a quantile in [0, 1) of the distribution."""
 
     @abc.abstractmethod
+    def holds(self, drawn: Any) -> bool:
+        """Whether what stands for a number drawn, as in a file, is one that this dimension has."""
+
+    @abc.abstractmethod
     def settings(self, drawn: Drawn) -> dict[str, Any]:
         """The value of each key."""
 
@@ -68,6 +72,9 @@ class Range(Dimension):
         if self.log:
             return min(self.high, self.low * (self.high / self.low) ** quantile)
         return self.low + quantile * (self.high - self.low)
+
+    def holds(self, drawn: Any) -> bool:
+        return type(drawn) in (int, float) and self.low <= drawn <= self.high
 
     def settings(self, drawn: Drawn) -> dict[str, Any]:
         return {self.key: float(drawn)}
@@ -126,6 +133,9 @@ class Listed(Dimension):
 
     def at_quantile(self, quantile: float) -> int:
         return min(int(quantile * self.count), self.count - 1)
+
+    def holds(self, drawn: Any) -> bool:
+        return type(drawn) is int and 0 <= drawn < self.count
 
 
 @dataclasses.dataclass(frozen=True)

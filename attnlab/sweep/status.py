@@ -157,7 +157,8 @@ def _step(study: Study, number: int) -> int:
     """The last step in the run's metrics."""
     path = study.workdir(number) / METRICS
     lines = whole_lines(path) if path.exists() else []
-    found = re.match(r'\{"step": (\d+),', lines[-1]) if lines else None
+    # No more digits than Python reads.
+    found = re.match(r'\{"step": (\d{1,18}),', lines[-1]) if lines else None
     return int(found[1]) if found else 0
 
 

@@ -18,8 +18,9 @@ that cannot access that folder has access to neither the lock nor the checkpoint
 
 import dataclasses
 import pathlib
+import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import optuna
@@ -37,7 +38,7 @@ from attnlab.locks import Lock
 from attnlab.sweep.database import open_database
 from attnlab.sweep.lock import JournalLock
 from attnlab.sweep.search import Whole
-from attnlab.sweep.space import Drawn
+from attnlab.sweep.space import Drawn, Space
 from attnlab.sweep.sweep import Sweep, read
 from attnlab.train.run import differences, listed
 
@@ -50,6 +51,17 @@ POINT = 'point'
 SURPLUS = 'one more than the sweep has: another host made the last trial at the same time'
 OWN = (JOURNAL, 'trials', 'logs', 'locks', 'confirm', 'jobs')
 """What a study is written to below its folder, besides files that are replaced or locked."""
+NOTES: dict[str, Callable[[Any], bool]] = {
+    HOME: lambda found: isinstance(found, str),
+    POINT: lambda found: isinstance(found, dict),
+    'starts': lambda found: isinstance(found, list) and all(type(step) is int for step in found),
+    'pruned_at': lambda found: type(found) is int,
+    'reason': lambda found: isinstance(found, str),
+    'seconds': lambda found: _is_number(found) and found >= 0,
+}
+"""The notes of trials, and what their values are."""
+UNREADABLE = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What Optuna raises for a journal that it did not write."""
 DATABASE = 'database'
 """The file that marks a study whose trials are stored in a database."""
 
@@ -339,7 +351,7 @@ def _storage(
         files.reading(path).close()
     try:
         return JournalStorage(backend(str(path)))
-    except (ValueError, KeyError, TypeError, AssertionError, RecursionError) as error:
+    except UNREADABLE as error:
         raise UserError(
             f'{path} is damaged: {type(error).__name__}: {error}; remove lines that are not JSON, or put back a copy'
         ) from error
@@ -351,6 +363,8 @@ def _name(folder: pathlib.Path, opened: BaseStorage, storage: str | None, within
     known = [study.study_name for study in opened.get_all_studies()]
     if storage is None and known:
         # A folder may be copied or renamed; its journal holds one study.
+        if len(known) > 1 or not isinstance(known[0], str):
+            raise UserError(f'{folder / JOURNAL} is damaged: it has studies {known!r:.80}, not one; put back a copy')
         (name,) = known
     elif name not in known and (folder / 'trials').exists():
         raise UserError(
@@ -366,7 +380,42 @@ def _checked(folder: pathlib.Path, config: ConfigDict, opened: BaseStorage, name
         raise UserError(f'the database has a study {name} of another sweep ({differing[0]}): choose another --study')
     if not (folder / HOME).exists():
         raise UserError(f'{folder} lacks its file {HOME!r}: it was not copied completely; copy all of the study')
-    return Study(folder, read(config), opened, name, files.read_text(folder / HOME).strip())
+    try:
+        home = files.read_text(folder / HOME).strip()
+    except UnicodeDecodeError as error:
+        raise UserError(f'{folder / HOME} is damaged: {error}; put back a copy of it') from error
+    study = Study(folder, read(config), opened, name, home)
+    for trial in study.trials():
+        if (damage := _damage(trial, study.sweep.space)) is not None:
+            where = folder / JOURNAL if (folder / JOURNAL).exists() else f'the database of {folder}'
+            raise UserError(f'{where} is damaged: {damage}; put back a copy')
+    return study
+
+
+def _damage(trial: FrozenTrial, space: Space) -> str | None:
+    """What a trial has that no worker writes, in words; `None` where there is nothing."""
+    notes, points, reports = trial.user_attrs, [trial.params], trial.intermediate_values
+    points += [notes[POINT]] if isinstance(notes.get(POINT), dict) else []
+    values = [] if trial.values is None else trial.values
+    checked = [
+        *((name, notes[name], right(notes[name])) for name, right in NOTES.items() if name in notes),
+        (HOME, None, HOME in notes or trial.state.is_finished()),
+        *((POINT, point, _holds(space, point)) for point in points),
+        *(('a report', value, type(step) is int and _is_number(value)) for step, value in reports.items()),
+        ('the value', values, len(values) <= 1 and all(map(_is_number, values))),
+        ('the value', values, len(values) == 1 or trial.state != TrialState.COMPLETE),
+    ]
+    wrong = next(((name, found) for name, found, right in checked if not right), None)
+    return None if wrong is None else f'{wrong[0]} of trial {trial.number} is {wrong[1]!r:.60}'
+
+
+def _holds(space: Space, point: Mapping[str, Any]) -> bool:
+    """Whether a point, or as much of it as is drawn, lies in the space."""
+    return all(name in space and space[name].holds(drawn) for name, drawn in point.items())
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def confirmation(study: Study, storage: str | None) -> Study | None:

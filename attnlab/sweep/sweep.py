@@ -10,6 +10,7 @@ from ml_collections.config_dict import placeholder
 from attnlab.config import build, check_keys, flatten, from_plain, plain, set_value, spec
 from attnlab.errors import UserError, nearest
 from attnlab.evals.measured import goal_of
+from attnlab.random import SEEDS
 from attnlab.signature import check_type
 from attnlab.sweep.search import GridSearch, Pruner, Sampler
 from attnlab.sweep.space import Dimension, Drawn, Grid, Space
@@ -183,10 +184,15 @@ def read(config: ConfigDict) -> Sweep:
         check_type(f'config.{name}', built[name], kind)
     for name, dimension in space.items():
         check_type(f'config.space.{name}', dimension, Dimension)
-    if not seeds or len(set(seeds)) != len(seeds) or not all(type(seed) is int for seed in seeds):
-        raise UserError(f'config.seeds is {seeds}; it must hold whole numbers, each once')
+    if not seeds or len(set(seeds)) != len(seeds) or not all(type(one) is int and 0 <= one < SEEDS for one in seeds):
+        raise UserError(f'config.seeds is {seeds}; it must hold whole numbers from 0 to 2^32 - 1, each once')
     if type(built['confirm']) is not int or built['confirm'] < 0:
         raise UserError(f'config.confirm is {built["confirm"]!r}; it must be a whole number of at least 0')
+    if max(seeds) + built['confirm'] >= SEEDS:
+        raise UserError(
+            f'config.confirm is {built["confirm"]}, for seeds up to {max(seeds) + built["confirm"]}, after those of '
+            'config.seeds; seeds are at most 2^32 - 1'
+        )
     if type(built.get('reported', '')) is not str:
         raise UserError(f'config.reported is {built["reported"]!r}; it must be the name of a metric, such as test/loss')
     if built['goal'] not in ('min', 'max'):

@@ -138,7 +138,7 @@ def _value(
     check_metric(sweep.score, setup, 'reported')
     pruned_at = claim.notes.get('pruned_at')
     if pruned_at is None or newest_checkpoint(folder) < pruned_at:
-        watch = followers.broadcasting(_watch(claim, sweep.metric, setup.steps))
+        watch = followers.broadcasting(_watch(claim, sweep, setup.steps))
         followers.run(study.folder, claim.number, claim.drawn)
         try:
             outcome = launch.train(
@@ -163,17 +163,23 @@ def _config(sweep: Sweep, claim: Claim) -> ConfigDict:
         raise Failed(str(error)) from error
 
 
-def _watch(claim: Claim, metric: str, steps: int) -> loop.Watch:
+def _watch(claim: Claim, sweep: Sweep, steps: int) -> loop.Watch:
     """Returns the watch that reports evaluations to the study and returns whether to prune.
+
+    It raises `UserError` where what is evaluated lacks the metric, or the one that is reported in the end: after all
+    trials nothing could be done about it.
 
     After a restart, evaluations since the last checkpoint are repeated, with the same numbers. They are not reported
     again; for the last one pruning is decided again, for the process may have died before the decision.
     """
 
     def watch(step: int, numbers: Mapping[str, float]) -> bool:
+        for key, name in (('metric', sweep.metric), ('reported', sweep.score)):
+            evaluated = any(one.partition('/')[0] == name.partition('/')[0] for one in numbers)
+            if evaluated and name not in numbers:
+                raise UserError(f'config.{key} is {name}, which is not evaluated{nearest(name, numbers)}')
+        metric = sweep.metric
         if metric not in numbers:
-            if any(name.partition('/')[0] == metric.partition('/')[0] for name in numbers):
-                raise UserError(f'config.metric is {metric}, which is not evaluated{nearest(metric, numbers)}')
             return False
         value = numbers[metric]
         if not math.isfinite(value):

@@ -44,6 +44,9 @@ ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 REMOVAL_PAUSES = tuple(0.01 * 2**n for n in range(8))
 """Seconds between attempts at removing a folder, 2.5 in total."""
 
+CHAINED = re.compile(r'opt_state\.(\d{1,9})\.(.+)')
+"""The name of an array of the optimiser: its place in a chain, and the rest."""
+
 NONE = -1
 ALL_DAMAGED = -2
 
@@ -185,22 +188,23 @@ class Checkpoints:
         Of the parts of the state in `whole` there must be no other arrays either.
         """
         path, wanted = self._directory / str(step), _named(abstract)
-        self._check_structure(path, wanted)
+        known = self._check_structure(path, wanted).values()
         for name in self._saved(path):
-            if name.partition('.')[0] in whole and name not in wanted:
+            if name.partition('.')[0] in whole and name not in known:
                 raise UserError(f'{path} has an array {name}, which this model does not have')
 
     def _read(self, step: int, abstract: State) -> tuple[State, Metadata]:
         path = self._directory / str(step)
         wanted = _named(abstract)
         try:
-            self._check_structure(path, wanted)
+            places = self._check_structure(path, wanted)
+            item = {places[name]: leaf for name, leaf in wanted.items()}
             restored = self._orbax.restore(
                 path,
                 args=ocp.args.Composite(
                     state=ocp.args.PyTreeRestore(
-                        item=wanted,
-                        restore_args=ocp.checkpoint_utils.construct_restore_args(wanted),
+                        item=item,
+                        restore_args=ocp.checkpoint_utils.construct_restore_args(item),
                         partial_restore=True,
                     ),
                     metadata=ocp.args.JsonRestore(),
@@ -212,19 +216,23 @@ class Checkpoints:
             raise UserError(
                 f'{path} was removed while it was read, as by the run itself; give the same command again'
             ) from error
-        leaves = [restored.state[name] for name in wanted]
+        leaves = [restored.state[places[name]] for name in wanted]
         return jax.tree.unflatten(jax.tree.structure(abstract), leaves), restored.metadata
 
-    def _check_structure(self, path: pathlib.Path, wanted: dict[str, Any]) -> None:
-        """Raises `UserError` where shapes or types differ: Orbax would crop or pad silently."""
+    def _check_structure(self, path: pathlib.Path, wanted: dict[str, Any]) -> dict[str, str]:
+        """The names that wanted arrays have in a checkpoint.
+
+        Raises `UserError` where shapes or types differ: Orbax would crop or pad silently.
+        """
         saved = self._saved(path)
+        places = _places(wanted, saved)
         for name, leaf in wanted.items():
-            if name not in saved:
+            if places[name] not in saved:
                 raise UserError(f'{path} has no array {name}{nearest(name, saved)}')
-            if (saved[name].shape, saved[name].dtype) != (leaf.shape, leaf.dtype):
-                raise UserError(
-                    f'{name} is {saved[name].dtype} {saved[name].shape} in {path}, but {leaf.dtype} {leaf.shape} here'
-                )
+            there = saved[places[name]]
+            if (there.shape, there.dtype) != (leaf.shape, leaf.dtype):
+                raise UserError(f'{name} is {there.dtype} {there.shape} in {path}, but {leaf.dtype} {leaf.shape} here')
+        return places
 
     def _saved(self, path: pathlib.Path) -> dict[str, Any]:
         """Shapes and types of the arrays of a checkpoint, by name."""
@@ -347,6 +355,26 @@ def _named(state: State) -> dict[str, Any]:
     """Leaves by path, so that the files do not depend on the classes of the tree."""
     leaves = jax.tree.leaves_with_path(state)
     return {jax.tree_util.keystr(path, simple=True, separator='.'): leaf for path, leaf in leaves}
+
+
+def _places(wanted: Iterable[str], saved: Iterable[str]) -> dict[str, str]:
+    """The names that arrays have in a checkpoint: their own, or for all of the optimiser those at other places.
+
+    `opt_state.1.mu` has a place in a chain. What stands before it and has no arrays, such as clipping, may be in one
+    run and not in another that goes on from it; so parts of the chain are counted by those that have arrays.
+    """
+    wanted, saved = list(wanted), list(saved)
+    if set(wanted) <= set(saved):
+        return dict(zip(wanted, wanted, strict=True))
+    there = dict(zip(_counted(saved), saved, strict=True))
+    return {name: there.get(counted, name) for name, counted in zip(wanted, _counted(wanted), strict=True)}
+
+
+def _counted(names: Iterable[str]) -> list[str]:
+    """The names, parts of the optimiser's chain numbered from 0 among those that have arrays."""
+    found = [(name, CHAINED.fullmatch(name)) for name in names]
+    places = sorted({int(part[1]) for _, part in found if part})
+    return [f'opt_state.{places.index(int(part[1]))}.{part[2]}' if part else name for name, part in found]
 
 
 def _digests(folder: pathlib.Path, names: Iterable[str]) -> dict[str, str | None]:

@@ -103,7 +103,9 @@ class Fork:
             return
         # A run that was stopped before its first report has none.
         if (self.run / METRICS).exists():
-            files.write(workdir / METRICS, files.read_text(self.run / METRICS))
+            # Byte by byte: lines that are damaged are dropped when training begins.
+            with files.reading(self.run / METRICS) as source:
+                files.write(workdir / METRICS, source.read())
         place = folder / str(self.step)
         temporary = files.temporary_name(place)
         try:
@@ -156,7 +158,7 @@ def fork(run: pathlib.Path, config: ConfigDict, step: int | None = None) -> Fork
         has = f'; it has: {", ".join(map(str, there))}' if there else ' yet'
         raise UserError(f'--from is {run}, which has no {wanted}{has}')
     old = configs.load(run / 'config.json')
-    agreed = _agreed(old, config, there[-1])
+    agreed = _agreed(old, config, min(there[-1], config.steps))
     chosen = step or max((one for one in there if one <= agreed), default=there[-1])
     if config.steps <= chosen:
         raise UserError(

@@ -64,6 +64,7 @@ class InFlight:
     setup: Setup
     report: Report
     learning_rate: Callable[[int], Any]
+    checkpoints: Checkpoints
     step: Pending | None = None
 
     def settle(self, state: TrainState) -> None:
@@ -77,9 +78,19 @@ class InFlight:
                 culprit = _culprit(self.setup, state, pending.batch)
             raise NonFinite(
                 f'step {pending.number}: loss {_loss(metrics):.4g}, gradient norm {metrics["grad_norm"]:.4g}; '
-                f'the first that is not finite: {culprit}. The last checkpoint is from before it'
+                f'the first that is not finite: {culprit}. {_kept(self.checkpoints)}'
             )
         self.report.step(pending.number, _floats(metrics), float(self.learning_rate(pending.number - 1)))
+
+
+def _kept(checkpoints: Checkpoints) -> str:
+    """What is left of a run whose step has failed. A save in progress is of a step before."""
+    try:
+        checkpoints.wait()
+        *_, last = (0, *checkpoints.steps())
+    except UserError as error:
+        return str(error)
+    return f'The last checkpoint, of step {last}, is from before it' if last else 'No checkpoint was saved before it'
 
 
 def _culprit(setup: Setup, state: TrainState, batch: Batch) -> str:
@@ -177,7 +188,7 @@ def _steps(
     stop: threading.Event,
     watch: Watch,
 ) -> tuple[str, TrainState]:
-    in_flight = InFlight(setup, report, setup.optimizer.learning_rate(setup.steps))
+    in_flight = InFlight(setup, report, setup.optimizer.learning_rate(setup.steps), checkpoints)
     for number in range(start + 1, setup.steps + 1):
         if tracer.begins(number):
             in_flight.settle(state)

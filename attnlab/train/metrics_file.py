@@ -17,6 +17,9 @@ METRICS = 'metrics.jsonl'
 SPEED = 'speed.jsonl'
 """What depends on the device."""
 
+FASTEST = 1e18
+"""Speeds are below it, in tokens a second."""
+
 ENDS = ('_low', '_high')
 """How the names of the ends of an interval end."""
 
@@ -110,8 +113,15 @@ def read_lines(path: pathlib.Path, needed: str = 'step') -> list[dict[str, Any]]
 
 
 def speeds(workdir: pathlib.Path) -> list[float]:
-    """Tokens a second of training, as a run reported them. Raises `UserError` naming a damaged line."""
-    return [float(line['tokens_per_second']) for line in read_lines(workdir / SPEED, 'tokens_per_second')]
+    """Tokens a second of training, as a run reported them.
+
+    Raises `UserError` naming a damaged line, or a speed that no device has, of which nothing can be drawn.
+    """
+    found = [float(line['tokens_per_second']) for line in read_lines(workdir / SPEED, 'tokens_per_second')]
+    for speed in found:
+        if not 0 < speed < FASTEST:
+            raise UserError(f'{workdir / SPEED} is damaged: a speed is {speed:g} tokens a second; remove that line')
+    return found
 
 
 def _parsed(line: str) -> dict[str, Any] | None:

@@ -104,7 +104,8 @@ def starts(workdir: pathlib.Path) -> list[dict[str, Any]]:
     for name, kind in KINDS.items():
         if wrong := [record[name] for record in records if not isinstance(record.get(name, kind()), kind)]:
             raise UserError(f'{path} is damaged: {name} of a start is {wrong[0]!r:.40}; {remedy}')
-    if any(type(record.get('from', {}).get('step', 0)) is not int for record in records):
+    begun = [record[name] for record in records for name in ('from', 'start') if name in record]
+    if any(type(one.get('step')) is not int for one in begun):
         raise UserError(f'{path} is damaged: the step that a start is from is no whole number; {remedy}')
     asked = FACTS | DEVICES
     if lacking := sorted(asked.keys() - records[-1].keys()):

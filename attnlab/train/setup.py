@@ -22,6 +22,7 @@ from attnlab.functional.indices import check_indices
 from attnlab.metrics import Average
 from attnlab.models.heads.head import heads
 from attnlab.models.stack import missing_layers
+from attnlab.random import SEEDS
 from attnlab.signature import check_type
 from attnlab.tasks.task import Batch, Choosy, Task, Textual
 from attnlab.train import partition
@@ -496,7 +497,7 @@ def prepare(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> 
     rows = built.get('rows_at_once')
     if rows is not None and (type(rows) is not int or rows < 1):
         raise UserError(f'config.rows_at_once is {rows!r}; it must be a whole number of at least 1, or None')
-    if type(built['seed']) is not int or not 0 <= built['seed'] < 2**32:
+    if type(built['seed']) is not int or not 0 <= built['seed'] < SEEDS:
         raise UserError(f'config.seed is {built["seed"]!r}; it must be a whole number from 0 to 2^32 - 1')
     for name, kind in PARTS.items():
         check_type(f'config.{name}', built.get(name), kind)

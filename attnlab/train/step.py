@@ -44,7 +44,8 @@ def make_step(
 
     With `accumulate=n` the batch is processed in n parts in turn; loss and gradient are those of the whole batch where
     rows do not depend on each other; a norm over the batch, the balance and the capacity of experts, or a head with
-    `of_batch`, would see a part at a time.
+    `of_batch`, would see a part at a time. The penalty of a layer is a mean over tokens: that of a part counts by its
+    labels, so that parts with other numbers of labels a token make it another mean.
     With `ema` the state's average of the parameters moves with them, by this decay (`attnlab.train.average`). Buffers
     that are drawn or measured follow (`attnlab.train.redraw`, `attnlab.train.moving`). The norm is of the gradients
     that `trained` leaves, as those of frozen parameters are not used.

@@ -1,12 +1,14 @@
 """Files of runs and studies that are damaged, or were moved: the line names the file and says what to do."""
 
 import json
+import math
 import os
 import shutil
 
 import pytest
 
 from attnlab.cli import main
+from attnlab.sweep.study import open_study
 from attnlab.train.metrics_file import keep_until
 
 READERS = ('show {run}', 'compare {run} --out={tmp}/out', 'eval --workdir={run}')
@@ -24,10 +26,20 @@ DAMAGED = [
         ('compare {run} --out={tmp}/out', 'run/speed.jsonl', f'{text}\n', 'line 1 of')
         for text in ('{"step": 1}', '{"step": 1, "tokens_per_second": "fast"}')
     ),
+    *(
+        (
+            'compare {run} --out={tmp}/out',
+            'run/speed.jsonl',
+            f'{{"step": 1, "tokens_per_second": {speed}}}\n',
+            f'speed.jsonl is damaged: a speed is {said} tokens a second',
+        )
+        for speed, said in (('"nan"', 'nan'), ('"inf"', 'inf'), ('1e308', '1e+308'), ('-3.0', '-3'))
+    ),
     *(('sweep status --study={study}', 'study/sweep.json', text, 'sweep') for text in CONTENTS),
     ('sweep status --study={study}', 'study/journal.log', '{"op\n[]\n', 'journal.log is damaged'),
     ('sweep status --study={study}', 'study/journal.log', '[]\n[]\n', 'journal.log is damaged'),
     ('sweep worker --study={study}', 'study/journal.log', '{}\n{}\n', 'journal.log is damaged'),
+    ('sweep status --study={study}', 'study/home', '\udcff\n', 'home is damaged'),
     ('eval --workdir={run}', 'run/tokenizer.json', '{', 'tokenizer.json'),
     ('generate --workdir={run} --prompt=a', 'run/tokenizer.json', '[]', 'tokenizer.json'),
 ]
@@ -89,6 +101,17 @@ def test_a_start_with_values_of_other_kinds(place, capsys, name, value):
     assert f'run.json is damaged: {name} of its last start is' in error and 'Traceback' not in error, error
 
 
+@pytest.mark.parametrize('name', ['from', 'start'])
+@pytest.mark.parametrize('value', [{}, {'step': '4'}, {'step': None}])
+def test_a_start_whose_run_has_no_step(place, capsys, name, value):
+    path = place['run'] / 'run.json'
+    found = json.loads(path.read_text())
+    found['starts'][0][name] = value
+    path.write_text(json.dumps(found))
+    assert main(['show', str(place['run'])]) == 2
+    assert 'run.json is damaged: the step that a start is from is no whole number' in capsys.readouterr().err
+
+
 def test_a_start_that_lacks_its_devices_or_the_state_at_a_length(place, capsys):
     path = place['run'] / 'run.json'
     found = json.loads(path.read_text())
@@ -120,6 +143,43 @@ def test_an_interval_that_is_none(place, capsys, changes):
     assert main(['compare', str(place['run']), f'--out={place["tmp"]}/out']) == 2
     error = capsys.readouterr().err
     assert 'metrics.jsonl is damaged: valid/bits_per_byte is 2, with an interval from' in error, error
+
+
+NOTED = {'op_code': 8, 'worker_id': 'a', 'trial_id': 0}
+ENDED = {'op_code': 6, 'worker_id': 'a', 'trial_id': 0, 'state': 1, 'datetime_complete': '2026-01-01T00:00:00'}
+
+
+@pytest.mark.parametrize(
+    ('change', 'said'),
+    [
+        *(({**NOTED, 'user_attr': {'seconds': x}}, 'seconds of trial 0 is') for x in ('x', 10**400, [1], -1, math.nan)),
+        ({**NOTED, 'user_attr': {'starts': 3}}, 'starts of trial 0 is 3'),
+        ({**NOTED, 'user_attr': {'pruned_at': 'x'}}, "pruned_at of trial 0 is 'x'"),
+        ({**NOTED, 'user_attr': {'point': {'rate': 7}}}, "point of trial 0 is {'rate': 7}"),
+        ({**NOTED, 'user_attr': {'point': {'other': 1}}}, "point of trial 0 is {'other': 1}"),
+        *(({**ENDED, 'values': x}, f'the value of trial 0 is {x}') for x in (['x'], [math.nan], [], [1.0, 2.0])),
+        ({**ENDED, 'op_code': 7, 'step': 'x', 'intermediate_value': 1.0}, 'a report of trial 0 is 1.0'),
+        ({**ENDED, 'op_code': 7, 'step': 1, 'intermediate_value': 'x'}, "a report of trial 0 is 'x'"),
+        ({**ENDED, 'op_code': 4, 'study_id': 0, 'distributions': 3, 'params': {}}, 'AttributeError'),
+        ({'op_code': 0, 'worker_id': 'a', 'study_name': 'b', 'directions': [1]}, "it has studies ['study', 'b']"),
+    ],
+)
+def test_trials_that_no_worker_wrote(place, capsys, change, said):
+    study = open_study(place['study'])
+    study.claim().release()
+    with (place['study'] / 'journal.log').open('a') as file:
+        file.write(json.dumps(change) + '\n')
+    assert main(['sweep', 'status', f'--study={place["study"]}']) == 2
+    error = capsys.readouterr().err
+    assert f'journal.log is damaged: {said}' in error and 'Traceback' not in error, error
+
+
+def test_a_step_of_more_digits_than_python_reads(place, capsys):
+    study = open_study(place['study'])
+    study.claim().release()
+    study.workdir(0).mkdir(parents=True)
+    (study.workdir(0) / 'metrics.jsonl').write_text('{"step": ' + '9' * 5000 + ', "valid/loss": 1.0}\n')
+    assert main(['sweep', 'status', f'--study={place["study"]}']) == 0
 
 
 def test_files_behind_links_are_read(place, capsys):

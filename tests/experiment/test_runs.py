@@ -17,7 +17,7 @@ from attnlab.experiment import runs as experiment_runs
 from attnlab.experiment.experiment import Experiment
 from attnlab.experiment.published import measured_of
 from attnlab.experiment.results import markdown, plus_minus, with_results, write_readme
-from attnlab.experiment.runs import report_experiment, run_experiment
+from attnlab.experiment.runs import _read_measured, report_experiment, run_experiment
 from attnlab.train import launch, loop
 from attnlab.train.run import data_hashes
 
@@ -191,6 +191,14 @@ def test_results_that_were_damaged_are_named(done, tmp_path):
         file.write('<<<<<<< HEAD')
     with pytest.raises(UserError, match=r'results/cpu.json is not what was written there: Extra data'):
         report_experiment(Experiment(folder, 'cpu'), tmp_path / 'runs', 'command', Console(quiet=True))
+
+
+@pytest.mark.parametrize('text', ['', '{', '[]', 'null', '{"label": "slow"}', '\udcff'])
+def test_what_was_measured_of_a_run_and_was_damaged_is_named(tmp_path, text):
+    path = tmp_path / 'measured.json'
+    path.write_bytes(text.encode(errors='surrogateescape'))
+    with pytest.raises(UserError, match=r'measured.json is damaged: .*; remove it, and run the experiment again'):
+        _read_measured(path)
 
 
 def test_a_signal_in_the_last_evaluation_of_a_run_stops_the_experiment(done, tmp_path, monkeypatch):

@@ -214,6 +214,13 @@ def test_a_start_that_ended_in_an_error_leaves_its_time(experiment, tmp_path, mo
     assert provenance(rows, 2, 'command', 'studies').startswith('2 of 2 studies, time unknown, by `command`')
 
 
+@pytest.mark.parametrize('text', ['', '{}', 'null', 'true', '-1.0', 'NaN', 'Infinity'])
+def test_a_time_that_was_damaged_is_named(tmp_path, text):
+    (tmp_path / 'seconds.json').write_text(text)
+    with pytest.raises(UserError, match=r'seconds.json is damaged: .*; remove it, and the time is said to be unknown'):
+        study_experiment._seconds(tmp_path / 'seconds.json')
+
+
 def test_a_sweep_that_was_stopped_is_not_reported(experiment, tmp_path, monkeypatch):
     monkeypatch.setattr(study_experiment.launch, 'run_processes', lambda *arguments: None)
     assert not run_studies(experiment, tmp_path / 'runs', 'command', 1, QUIET)

@@ -169,6 +169,9 @@ def test_rates_move_with_the_optimizer_of_a_base(tmp_path):
     [
         ('seeds', (), 'config.seeds is'),
         ('seeds', (1, 1), 'config.seeds is'),
+        ('seeds', (0, -1), r'config.seeds is \(0, -1\); it must hold whole numbers from 0 to 2\^32 - 1, each once'),
+        ('seeds', (2**32,), 'config.seeds is'),
+        ('confirm', 2**32 - 1, r'config.confirm is 4294967295, for seeds up to 4294967296, .* at most 2\^32 - 1'),
         ('goal', 'least', "config.goal is 'least'"),
         ('trials', 0, 'config.trials is 0'),
         ('space.rate.key', 'optimizer.peak_rate', "did you mean 'optimizer.peak_lr'"),

@@ -305,6 +305,15 @@ def test_a_metric_that_nothing_evaluates_stops_the_worker(make, programs):
             run_trial(study, study.claim(), programs)
 
 
+def test_a_metric_to_report_that_nothing_evaluates_stops_the_first_trial_and_not_those_that_confirm(make, programs):
+    sweep = configs.load(make('confirm=1').folder / 'sweep.json')
+    with sweep.unlocked():
+        sweep.reported = 'valid/los'
+    study = create_study(make('confirm=1').folder.parent / 'reported', sweep)
+    with pytest.raises(UserError, match=r"config\.reported is valid/los, which is not evaluated; .*'valid/loss'"):
+        run_trial(study, study.claim(), programs)
+
+
 def test_pruning_saves_the_run_and_survives_a_death_at_any_moment(make, programs, monkeypatch):
     """The second of two trials is worse at the first rung; it dies after the decision, and after the saving."""
     study = make('pruner=asha,trials=3,sampler=quasi')

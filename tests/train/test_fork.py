@@ -162,12 +162,37 @@ def test_a_fork_whose_steps_were_others_says_by_which_keys(key, tmp_path):
     assert found.describe()['other_updates'] == list(found.other_updates)
 
 
+def test_a_fork_clips_and_projects_where_its_source_did_not_and_the_other_way(corpus, tmp_path, capsys):
+    """Neither has arrays, and both shift the places of what has."""
+    run, without, both, again = (tmp_path / name for name in ('run', 'without', 'both', 'again'))
+    projected = '--config.optimizer.perpendicular=attnlab.train.perpendicular.Perpendicular'
+    assert train(run, corpus, 'steps=4') == 0
+    for source, fork, steps, *others in (
+        (run, without, 6, '--config.optimizer.clip=None'),
+        (without, both, 8, '--config.optimizer.clip=0.5', projected),
+    ):
+        command = ['train', f'--from={source}', f'--workdir={fork}', f'--config.steps={steps}', *others]
+        capsys.readouterr()
+        assert main(command) == 0
+        assert 'whose steps up to there were not those of this run (optimizer.clip: ' in ' '.join(
+            capsys.readouterr().out.split()
+        )
+        state, _ = final_state(fork)
+        assert sum(np.size(leaf) == 1 and leaf == steps for leaf in state) == 3, 'the step, and counts of the optimiser'
+    shutil.copytree(run, again)
+    (again / 'checkpoints' / '4').rename(again / 'checkpoints' / str(10**15))
+    config = configs.load(again / 'config.json').unlock()
+    config.steps = 8
+    with pytest.raises(UserError, match='it must be above 1000000000000000'):
+        fork_of(again, config)
+
+
 def test_a_copy_that_fails_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
     run, workdir = tmp_path / 'run', tmp_path / 'fork'
     (run / 'checkpoints' / '4' / 'state').mkdir(parents=True)
     (run / 'checkpoints' / '4' / 'state' / 'a').write_text('state/a')
     (run / 'checkpoints' / '4' / 'SHA256SUMS').write_text('0  state/a\n')
-    (run / 'metrics.jsonl').write_text('{"step": 4}\n')
+    (run / 'metrics.jsonl').write_bytes(b'{"step": 4}\n\xff\n')
 
     def full(source, target):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -182,6 +207,7 @@ def test_a_copy_that_fails_is_one_line_and_leaves_nothing(tmp_path, monkeypatch)
     Fork(run, 4, True).copy_into(workdir)
     assert [path.name for path in (workdir / 'checkpoints').iterdir()] == ['4']
     assert (workdir / 'checkpoints' / '4' / 'state' / 'a').read_text() == 'state/a'
+    assert (workdir / 'metrics.jsonl').read_bytes() == (run / 'metrics.jsonl').read_bytes()
 
 
 def test_a_fork_takes_nothing_but_the_files_of_its_checkpoint(corpus, tmp_path):
