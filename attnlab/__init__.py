@@ -19,9 +19,9 @@ __version__ = '0.1.0'
 def make_mixer(name: str, dim: int, *, rngs: nnx.Rngs, **overrides: Any) -> Mixer:
     """Returns the mixer of the recipe `name`, of width `dim`, with `overrides` in place of the recipe's arguments.
 
-    `attnlab.make_mixer('gqa', 256, heads=8, kv_heads=2, rngs=nnx.Rngs(0))`. Where mixers stand side by side, what the
-    whole does not take goes to every one of them that takes it. Raises `UserError` for an unknown recipe or argument, a
-    missing argument, and for a hybrid, whose layers differ and so need a stack.
+    `attnlab.make_mixer('gqa', 256, heads=8, kv_heads=2, rngs=nnx.Rngs(0))`. Where a recipe puts mixers side by side, an
+    argument that the whole does not take goes to every inner mixer that takes it. Raises `UserError` for an unknown
+    recipe or argument, a missing argument, and for a hybrid, whose layers differ and so need a stack.
     """
     if name not in ZOO:
         raise UserError(f'there is no recipe {name!r}{nearest(str(name), ZOO)}')

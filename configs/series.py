@@ -5,8 +5,8 @@
 
 `data` is a drawn series (`seasonal`, `level_shift`, `trend`, `regimes`, `henon`, `lorenz`, `autoregression`,
 `driven`), a recorded one that comes with matplotlib (`membrane`, `eeg`), a published one (`etth1`, `ettm2`,
-`electricity`, `exchange`, ...: docs/series.md), or a file of your own, `.csv`, `.csv.gz`, `.txt.gz`, `.parquet` (extra
-`parquet`), `.npy` or `.npz`. `lookback` rows are read, `horizon` rows forecast.
+`electricity`, `exchange`, ...: docs/series.md), or a file of your own, `.csv`, `.txt` (both also `.gz`), `.tsv`,
+`.parquet` (extra `parquet`), `.npy` or `.npz`. `lookback` rows are read, `horizon` rows forecast.
 
 `task` is `forecasting`; or
 

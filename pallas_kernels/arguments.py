@@ -25,9 +25,9 @@ def checking_values() -> Iterator[None]:
         with pallas_kernels.checking_values():
             error, outputs = jax.jit(checkify.checkify(function))(arrays)
 
-    Elsewhere programs hold no such check. It would do nothing, but JAX gives a program with one its arrays one by one
-    from Python, which takes a step of a model of a hundred arrays a millisecond. A function that was compiled before is
-    not traced again.
+    Programs traced elsewhere hold no such check. It would do nothing there, yet slow them down: JAX passes arrays to a
+    program with a check one by one from Python, a millisecond a step for a model of a hundred arrays. A function that
+    was compiled before is not traced again, and so gains no checks.
     """
     token = _CHECKING.set(True)
     try:

@@ -60,6 +60,13 @@ def test_every_command_has_help_of_its_own_flags_alone(capsys, command):
     assert max(map(len, shown.splitlines())) <= 80
 
 
+@pytest.mark.parametrize('command', ['config', 'sweep', 'train'])
+def test_help_says_that_configs_have_names_and_keys(capsys, command):
+    assert main([command, '--help']) == 0
+    usage = ' '.join(capsys.readouterr().out.partition('\n\n')[0].split())
+    assert ' --config=NAME[:ARG] ' in usage and ' [--config.KEY=VALUE ...] ' in usage
+
+
 @pytest.mark.parametrize('command', ['data list', 'data prepare', 'zoo gla'])
 def test_a_part_of_a_command_has_help_too(capsys, command):
     assert main([*command.split(), '--help']) == 0

@@ -67,7 +67,8 @@ def main(argv: list[str]) -> int:
     )
     define_format(values)
     if asks_for_help(argv):
-        print(help_text('usage: attnlab sweep --config=FILE.py:ARG --study=DIR [--flag=value ...]', values))
+        usage = 'usage: attnlab sweep --config=NAME[:ARG] --study=DIR [--config.KEY=VALUE ...] [--flag=value ...]'
+        print(help_text(usage, values))
         return 0
     from attnlab.configuration import read_config
 

@@ -27,7 +27,8 @@ def main(argv: list[str]) -> int:
     """Runs the command."""
     values = _flags()
     if asks_for_help(argv):
-        print(help_text('usage: attnlab train --config=FILE.py:ARG --workdir=DIR [--flag=value ...]', values))
+        usage = 'usage: attnlab train --config=NAME[:ARG] --workdir=DIR [--config.KEY=VALUE ...] [--flag=value ...]'
+        print(help_text(usage, values))
         return 0
     run = _given(argv, 'from')
     config = _config(values, argv, run)

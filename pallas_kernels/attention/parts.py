@@ -16,8 +16,8 @@ class Part(NamedTuple):
     """What queries read of some of the keys.
 
     Attributes:
-      output: `b t h v`, in the type of the values, or where the caller has yet to multiply it by a factor of the number
-        of keys that of accumulators, if the form has it so.
+      output: `b t h v`, in the type of the values; where the caller has yet to multiply it by a factor that depends on
+        the number of keys, some forms give it in the type of accumulators.
       statistics: of the weight map, `b t h` each; `weights.merge` combines those of several parts.
     """
 
@@ -99,6 +99,9 @@ def attention_part_gradients(
       v: values.
       part: the output and the statistics over all keys of the row.
       doutput: the gradient of that output.
+
+    Returns:
+      The gradients of q, k, v and, where given, the terms; those of q and `query_terms` add up over all parts.
     """
     rule, operands = _problem(q, k, v, weights, scale, causal, segments, query_terms, key_terms)
     g = k.shape[2]

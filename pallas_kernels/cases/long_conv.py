@@ -56,9 +56,18 @@ def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
 
 def real() -> dict[str, drawing.Call]:
     """Calls at model sizes, shapes only."""
-    sizes = {'b': 4, 't': 8192, 'd': 1024, 'w': 8192}
-    arrays = {
-        'x': drawing.abstract('b t d', sizes, jnp.bfloat16),
-        'kernel': drawing.abstract('w d', sizes, jnp.float32),
+
+    def call(b: int, t: int, dtype: DTypeLike, *, packed: bool = False) -> drawing.Call:
+        sizes = {'b': b, 't': t, 'd': 1024, 'w': t}
+        arrays = {
+            'x': drawing.abstract('b t d', sizes, dtype),
+            'kernel': drawing.abstract('w d', sizes, jnp.float32),
+        }
+        return drawing.Call(arrays, {'segments': drawing.abstract('b t', sizes, jnp.int32)} if packed else {})
+
+    return {
+        'real': call(4, 8192, jnp.bfloat16),
+        't=2048': call(8, 2048, jnp.bfloat16),
+        't=2048, float32': call(8, 2048, jnp.float32),
+        't=2048, float32, packed': call(8, 2048, jnp.float32, packed=True),
     }
-    return {'real': drawing.Call(arrays, {})}

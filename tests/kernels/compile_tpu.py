@@ -2,15 +2,18 @@
 
     python tests/kernels/compile_tpu.py [--topologies=v5e:2x2,v6e:2x2] [--first] [--schedules] linear_scan attention
     python tests/kernels/compile_tpu.py --topologies=v5e:2x2 --calls=every_map --schedules attention
+    python tests/kernels/compile_tpu.py --topologies=v5e:2x2 --implementation=xla long_conv
 
 For every topology, core and call of `real()`, or of what `--calls` names, one line of JSON on standard output:
-seconds of processor time, memory and cost as the compiler has them; with `--schedules` of every kernel the instructions
+seconds of processor time, memory and cost as the compiler has them, and the cycles that it expects of what is no
+kernel; with `--schedules` of every kernel the instructions
 (bundles) that it was compiled to, those of each loop in a program, the part of their slots for matrix units and for
 vectors that is used, the instructions and the first of these parts of each stretch between branches that multiplies,
 and registers spilled. libtpu is taken from `<environment>/libtpu`, where it disturbs nobody else, or as installed.
 """
 
 import argparse
+import functools
 import importlib
 import itertools
 import json
@@ -101,16 +104,19 @@ def schedule(text: str, cuts: list[int]) -> dict[str, object]:
     }
 
 
-def compile_calls(core: str, topology: str, calls: str, *, first: bool, dumps: pathlib.Path | None) -> None:
+def compile_calls(
+    core: str, topology: str, calls: str, *, first: bool, implementation: str | None, dumps: pathlib.Path | None
+) -> None:
     """Compiles the calls of a core that a function of its cases has, or the first, and prints what came of it."""
     device = topologies.get_topology_desc(platform='tpu', topology_name=topology).devices[0]
     found = getattr(importlib.import_module(f'pallas_kernels.cases.{core}'), calls)()
     for name, call in list(found.items())[: 1 if first else None]:
         for what in ('forward', 'forward and backward'):
-            function = getattr(pallas_kernels, core)
+            function = functools.partial(getattr(pallas_kernels, core), implementation=implementation)
             start = time.process_time()
             with target.compiling_for(target.Target('tpu', device.device_kind)), dispatch.ledger() as entries:
                 compiled = _compile(function, call, device, gradients=what != 'forward')
+            expected = re.findall(r'"estimated_cycles":"?(\d+)', compiled.as_text())
             memory, cost = compiled.memory_analysis(), compiled.cost_analysis() or {}
             line = {
                 'core': core,
@@ -124,6 +130,7 @@ def compile_calls(core: str, topology: str, calls: str, *, first: bool, dumps: p
                 'temporary MiB': memory.temp_size_in_bytes / 2**20,
                 'GFLOP': cost.get('flops', 0) / 1e9,
                 'accessed MiB': cost.get('bytes accessed', 0) / 2**20,
+                'beside Mcycles': round(sum(map(int, expected)) / 1e6, 2),
             }
             if dumps is not None:
                 line['kernels'] = schedules(dumps, core)
@@ -151,6 +158,7 @@ if __name__ == '__main__':
     parser.add_argument('--topologies', default=TOPOLOGIES)
     parser.add_argument('--calls', default='real', help='the function of the cases of a core that has its calls')
     parser.add_argument('--first', action='store_true', help='the first call of a core alone')
+    parser.add_argument('--implementation', help='a form by its name; the one that serves is taken otherwise')
     parser.add_argument('--schedules', action='store_true', help='what kernels are compiled to')
     parser.add_argument('cores', nargs='+')
     options = parser.parse_args()
@@ -161,7 +169,14 @@ if __name__ == '__main__':
     for topology in options.topologies.split(','):
         for core in options.cores:
             try:
-                compile_calls(core, topology, options.calls, first=options.first, dumps=dumps)
+                compile_calls(
+                    core,
+                    topology,
+                    options.calls,
+                    first=options.first,
+                    implementation=options.implementation,
+                    dumps=dumps,
+                )
             except Exception:
                 # One core of several: what went wrong is said, and the others are compiled.
                 print(json.dumps({'core': core, 'error': traceback.format_exc()[-3000:]}), flush=True)

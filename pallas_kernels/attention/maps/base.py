@@ -78,7 +78,7 @@ class Block(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightMap(abc.ABC):
-    """A weight map.
+    """How the scores of a row become the weights of its keys: over whole rows (`weights`), and block by block.
 
     Attributes:
       soft_cap: the scaled products of queries and keys are first bounded to `soft_cap tanh(scores / soft_cap)` (Gemma
