@@ -229,24 +229,24 @@ _BEGUN = 8
 
 
 def _marks(runs: jax.Array, tile: LongConvTile) -> _Marks:
+    """By rolls of lines alone: arrays of parts of few tokens would fill few lanes of a register."""
     b, t = runs.shape
     runs = jnp.pad(runs, ((0, -b % SUBLANES), (0, tile.blocks * LANES - t)), constant_values=-1)
-    first = jnp.repeat(runs[:, ::LANES], LANES, axis=1)
-    given, taken = jnp.full_like(runs, 1 << _BITS), jnp.where(runs == first, 1 << _BITS | 1 << _BEGUN, 1 << _BITS)
-    places = jnp.arange(runs.shape[1])[None]
+    lines = (
+        runs.reshape(-1, SUBLANES, tile.blocks, LANES).transpose(0, 2, 1, 3).reshape(-1, tile.blocks * SUBLANES, LANES)
+    )
+    first, last = jnp.broadcast_to(lines[:, :, :1], lines.shape), lines
+    given, taken = jnp.full_like(lines, 1 << _BITS), jnp.where(lines == first, 1 << _BITS | 1 << _BEGUN, 1 << _BITS)
     for bit in range(_BITS):
         half = 1 << bit
-        parts = runs.reshape(runs.shape[0], -1, 2 * half)
-        of_part = (parts == parts[:, :, half - 1 : half]).reshape(runs.shape)
-        given |= jnp.where(of_part & (places & half == 0), half, 0)
-        taken |= jnp.where(of_part & (places & half != 0), half, 0)
-
-    def lines(mark: jax.Array) -> jax.Array:
-        blocks = mark.reshape(-1, SUBLANES, tile.blocks, LANES).transpose(0, 2, 1, 3)
-        return blocks.reshape(-1, tile.blocks * SUBLANES, LANES)
-
-    ahead = jnp.pad(lines(runs), ((0, 0), (tile.ahead, 0), (0, 0)), constant_values=-1)
-    return _Marks(ahead, lines(first), lines(given), lines(taken))
+        left = (jnp.arange(LANES) & half == 0)[None, None]
+        # The runs of the last token of every half, as each of its own tokens has them, and those of the other half.
+        same = jnp.where(left, last, jnp.roll(last, half, -1)) == lines
+        given |= jnp.where(same & left, half, 0)
+        taken |= jnp.where(same & ~left, half, 0)
+        last = jnp.where(left, jnp.roll(last, -half, -1), last)
+    ahead = jnp.pad(lines, ((0, 0), (tile.ahead, 0), (0, 0)), constant_values=-1)
+    return _Marks(ahead, first, given, taken)
 
 
 def _convolve(tile: LongConvTile, products: _Products, x_ref: Any, taps_ref: Any, *refs: Any) -> None:
