@@ -1,6 +1,5 @@
 """PaTH attention: positions are products of reflections that depend on the input."""
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -159,15 +158,21 @@ def path_attention(
     multiplies out; each is computed again in the backward pass. Yang et al. 2025, https://arxiv.org/abs/2505.16381.
     """
     b, t = q.shape[:2]
-    size = math.gcd(t, CHUNK)
+    # No more tokens at a time than there are slots; one that finds none left is for the caller to see.
+    size = max(1, min(CHUNK, past.segments.shape[1]))
+    whole = t - t % size
+    given, chunk, reads = (q, k, v, axes, strength, log_forget, segments), jax.checkpoint(_chunk), []
+    if whole or not t:
 
-    def chunks(x: Array) -> Array:
-        return jnp.moveaxis(x.reshape(b, -1, size, *x.shape[2:]), 1, 0)
+        def chunks(x: Array) -> Array:
+            return jnp.moveaxis(x[:, :whole].reshape(b, -1, size, *x.shape[2:]), 1, 0)
 
-    past, y = jax.lax.scan(
-        jax.checkpoint(_chunk), past, jax.tree.map(chunks, (q, k, v, axes, strength, log_forget, segments))
-    )
-    return jnp.moveaxis(y, 0, 1).reshape(b, t, *y.shape[3:]), past
+        past, y = jax.lax.scan(chunk, past, jax.tree.map(chunks, given))
+        reads.append(jnp.moveaxis(y, 0, 1).reshape(b, whole, *y.shape[3:]))
+    if whole < t:
+        past, y = chunk(past, jax.tree.map(lambda x: x[:, whole:], given))
+        reads.append(y)
+    return jnp.concatenate(reads, axis=1), past
 
 
 def _chunk(past: MovedKeys, given: tuple[Array, ...]) -> tuple[MovedKeys, Array]:

@@ -60,10 +60,11 @@ def by_definition(mixer: PathAttention, x: np.ndarray) -> np.ndarray:
     return apply(mixer.output, out.reshape(x.shape))
 
 
+@pytest.mark.parametrize('chunk', [4, 5])
 @pytest.mark.parametrize('forget', [None, ForgetGate, ScaledForgetGate], ids=['path', 'path_fox', 'scaled'])
-def test_scores_are_products_of_reflections(forget, monkeypatch: pytest.MonkeyPatch):
-    """Over documents, in chunks of fewer tokens than they have."""
-    monkeypatch.setattr(path, 'CHUNK', 4)
+def test_scores_are_products_of_reflections(forget, chunk, monkeypatch: pytest.MonkeyPatch):
+    """Over documents, in chunks of fewer tokens than they have, and with tokens left over."""
+    monkeypatch.setattr(path, 'CHUNK', chunk)
     mixer = cast_parameters(PathAttention(DIM, heads=HEADS, rank=3, forget=forget, rngs=nnx.Rngs(0)), jnp.float64)
     mixer, x = perturbed(mixer), noise(2, LENGTH, DIM, dtype=jnp.float64)
     ctx = context(*(tuple((n, length) for n, length in enumerate(row, 1)) for row in DOCUMENTS))
@@ -108,6 +109,14 @@ def test_one_whole_reflection_a_token_tells_odd_distances_from_even_ones():
     expected = jnp.einsum('bhij,bjhk->bihk', weights, v)
     found = run(jnp.broadcast_to(axis, q.shape), 2.0, jnp.zeros((1, LENGTH, HEADS)), q, k, v)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-10)
+
+
+def test_rows_of_any_length_are_read_by_chunks():
+    """Of 131 tokens two chunks and three tokens; a token at a time before, as 131 is prime."""
+    mixer = PathAttention(DIM, heads=HEADS, rngs=nnx.Rngs(0))
+    x = jax.ShapeDtypeStruct((1, 131, DIM), jnp.float32)
+    program = jax.make_jaxpr(lambda x: mixer(x, Context.full(1, 131))[0])(x)
+    assert [each.params['length'] for each in program.eqns if each.primitive.name == 'scan'] == [2]
 
 
 def test_scaled_gates_stream():
