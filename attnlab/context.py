@@ -40,7 +40,8 @@ class Context:
 
     Attributes:
       positions: position of every token inside its document, int32, `b t`, from 0.
-      segments: document of every token, int32, `b t`, numbered from 1; 0 is padding. `None`: one document a row.
+      segments: document of every token, int32, `b t`, numbered from 1; 0 is padding. The tokens of a document stand
+        next to each other, and its number does not come again in the row. `None`: one document a row.
       grid: the static shape, `(height, width)` or `(depth, height, width)`, when the `t` tokens are a flattened image
         or volume, the last axis fastest; else `None`. Inputs declare it.
       deterministic: `False` in training, where dropout applies.
