@@ -232,7 +232,7 @@ class FastWeights(Mixer):
         run = jax.checkpoint(lambda memory, given: jax.lax.scan(token, memory, given))
         steps, reads = q.shape[1], []
         whole = steps - steps % BLOCK
-        if whole:
+        if whole or not steps:
             blocks = jax.tree.map(lambda x: x[:whole].reshape(-1, BLOCK, *x.shape[1:]), given)
             memory, y = jax.lax.scan(run, memory, blocks)
             reads.append(y.reshape(whole, *y.shape[2:]))
