@@ -36,7 +36,8 @@ WHOLE = ('data', SEQUENCE)
 
 def _take(table: Float[Array, 'o d'], index: Int[Array, '*b']) -> Float[Array, '*b d']:
     # `jnp.take` would count negative ones from the end.
-    return table.at[index].get(mode='fill', wrap_negative_indices=False)
+    with jax.named_scope('lookup'):
+        return table.at[index].get(mode='fill', wrap_negative_indices=False)
 
 
 _summed_in_order = jax.custom_vjp(_take)

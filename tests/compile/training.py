@@ -31,7 +31,7 @@ from pallas_kernels import target
 
 COLLECTIVE = re.compile(r'= (.*?) (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(')
 
-APART = re.compile(r'shard_map|jit\(_take\)+/gather')
+APART = re.compile(r'shard_map|\blookup\)*/gather')
 """In cores; and where devices that need the same tokens look up a part of the width each: fewer bytes than a sum."""
 
 ROWS, LENGTH = 8, 512
