@@ -139,6 +139,7 @@ EVERY_TIME = (
     'compile/test_training.py::test_steps_keep_their_kernels_on_four_tpus[rows and parameters]',
     'kernels/test_attention_tpu.py::test_interpreted_is_the_reference',
     'kernels/test_delta_rule_gpu.py::test_interpreted_is_the_reference',
+    'kernels/test_long_conv.py::test_the_kernel_for_tpus_is_the_reference[blocks, packed-float32]',
     'kernels/test_tpu.py::test_a_kernel_compiles',
     'kernels/test_transformations.py::test_shard_map',
     'mixers/linear/test_rwkv7.py::test_values_of_the_first_layer_are_mixed_into_those_above_as_in_the_paper',
