@@ -339,7 +339,7 @@ SUBLANES = 8
 """The lines of a register of a TPU."""
 
 LANES = 128
-"""The numbers of a line."""
+"""The numbers of a line; the last dimension of a block is a multiple of it, or the whole."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -385,10 +385,9 @@ def long_conv_tpu(t: int, w: int, d: int, *, packed: bool) -> LongConvTile | Non
     Products of 128 lines fill the matrix units while the next matrices are made; blocks are divided over as many of
     them as that takes, so that little is padded.
     """
-    blocks = -(-t // LANES)
+    blocks, lags = _long_conv_blocks(t, w)
     turns = -(-blocks // 16)
     lines = -(-blocks // turns) * SUBLANES
-    lags = min(blocks, -(-(min(w, t) - 1) // LANES) + 1)
     tile = LongConvTile(turns * lines // SUBLANES, lags + lags % 2, lines, 1, 1)
     row = 4 * LANES * (2 * tile.blocks * SUBLANES + tile.ahead + tile.lags)
     marks = 4 * LANES * (3 * tile.blocks * SUBLANES + tile.ahead) if packed else 0
@@ -400,13 +399,18 @@ def long_conv_tpu(t: int, w: int, d: int, *, packed: bool) -> LongConvTile | Non
     return dataclasses.replace(tile, channels=channels, at_once=min(4, channels))
 
 
+def _long_conv_blocks(t: int, w: int) -> tuple[int, int]:
+    """Blocks of a row, and distances between them for which there are taps."""
+    blocks = -(-t // LANES)
+    return blocks, min(blocks, -(-(min(w, t) - 1) // LANES) + 1)
+
+
 def long_conv_by_products(t: int, w: int, *, narrow: bool) -> bool:
     """Whether products with `w` taps take less than Fourier transforms on a TPU: 32,768 tokens with as many taps.
 
     Three times as many where x is bfloat16, which takes two products for six. By the compiler's estimates for a v5e.
     """
-    blocks = -(-t // LANES)
-    lags = min(blocks, -(-(min(w, t) - 1) // LANES) + 1)
+    blocks, lags = _long_conv_blocks(t, w)
     # A token meets so many blocks, on average over a row.
     return lags * (2 * blocks - lags + 1) <= 2 * blocks * (384 if narrow else 128) + blocks
 

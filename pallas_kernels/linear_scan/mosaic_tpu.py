@@ -20,10 +20,9 @@ from pallas_kernels.linear_scan.parts import Numbers
 from pallas_kernels.linear_scan.vjp import Step
 from pallas_kernels.mosaic_tpu import launch
 from pallas_kernels.target import Target
+from pallas_kernels.tiling import SUBLANES
 
 TYPES = (jnp.bfloat16, jnp.float32)
-
-SUBLANES = 8
 
 GROUP = 16
 """The steps loaded at once: the sublanes of a register of 16-bit numbers."""

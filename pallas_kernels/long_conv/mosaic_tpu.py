@@ -14,7 +14,6 @@ the diagonals of their matrices. Lines can be rolled forward alone: there the bl
 ends, so that diagonals become what a roll brings into one lane.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels import cost, tiling
 from pallas_kernels.cost import Cost, Passes
 from pallas_kernels.long_conv.vjp import Convolution, differentiable
+from pallas_kernels.matrix_state.products import EXACT, PARTS, Form, multiply, parts_of
 from pallas_kernels.mosaic_tpu import launch
 from pallas_kernels.target import Target
 from pallas_kernels.tiling import LANES, SUBLANES, LongConvTile
@@ -56,41 +56,14 @@ def form(here: Target) -> Convolution:
     return differentiable(functools.partial(_forward, here), functools.partial(_backward, here))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Products:
-    """Of lines and taps: factors of bfloat16, taps in two parts, where lines have no more digits; else exact."""
+def _form(x: jax.Array) -> Form:
+    """Of products of lines and taps: bfloat16, with taps in two parts, where lines have no more digits; else exact."""
+    return PARTS if _narrow(x) else Form(jnp.float32, jnp.float32, EXACT)
 
-    narrow: bool
 
-    @property
-    def dtype(self) -> Any:
-        return jnp.bfloat16 if self.narrow else jnp.float32
-
-    @property
-    def parts(self) -> int:
-        return 2 if self.narrow else 1
-
-    def divided(self, matrix: jax.Array) -> list[jax.Array]:
-        """The parts of a matrix of taps: what each leaves is in the next one."""
-        first = matrix.astype(self.dtype)
-        return [first, (matrix - first.astype(jnp.float32)).astype(self.dtype)] if self.narrow else [first]
-
-    def of(self, lines: jax.Array, parts: list[jax.Array]) -> jax.Array:
-        """The product of lines with a matrix, in float32."""
-        return sum(self._product(lines, part, (1, 0)) for part in parts[1:]) + self._product(lines, parts[0], (1, 0))
-
-    def summed(self, lines: jax.Array, others: jax.Array) -> jax.Array:
-        """The products of every number of a line with every one of the other, summed over lines."""
-        return self._product(lines, others, (0, 0))
-
-    def _product(self, left: jax.Array, right: jax.Array, axes: tuple[int, int]) -> jax.Array:
-        return jax.lax.dot_general(
-            left.astype(self.dtype),
-            right.astype(self.dtype),
-            (((axes[0],), (axes[1],)), ((), ())),
-            precision=None if self.narrow else 'highest',
-            preferred_element_type=jnp.float32,
-        )
+def _parts(matrix: jax.Array, form: Form) -> list[jax.Array]:
+    """The parts of a matrix of taps, of which products are summed."""
+    return parts_of(matrix, 2) if form == PARTS else [matrix]
 
 
 def _narrow(x: jax.Array) -> bool:
@@ -120,11 +93,11 @@ def _cost_of_taps(x: jax.Array, kernel: jax.Array, runs: jax.Array | None) -> Co
 def _forward(here: Target, x: jax.Array, kernel: jax.Array, runs: jax.Array | None) -> jax.Array:
     if x.size == 0:
         return x
-    (b, t, d), tile, products = x.shape, _tile(x, kernel, runs), _Products(_narrow(x))
+    (b, t, d), tile, form = x.shape, _tile(x, kernel, runs), _form(x)
     marks = () if runs is None else _marks(runs, tile)
     taps = jnp.pad(kernel[:t].astype(jnp.float32), ((0, max(0, tile.lags * LANES - min(kernel.shape[0], t))), (0, 0)))
     run = launch.call(
-        functools.partial(_convolve, tile, products),
+        functools.partial(_convolve, tile, form),
         here,
         name='long_conv_forward',
         cost=_cost(x, kernel, runs).forward,
@@ -134,7 +107,7 @@ def _forward(here: Target, x: jax.Array, kernel: jax.Array, runs: jax.Array | No
         out_shape=jax.ShapeDtypeStruct((d, pl.cdiv(b, SUBLANES), tile.blocks * SUBLANES, LANES), jnp.float32),
         scratch_shapes=[
             pltpu.VMEM((tile.at_once, LANES, LANES), jnp.float32),
-            pltpu.VMEM((tile.at_once, tile.pair, products.parts, LANES, LANES), products.dtype),
+            pltpu.VMEM((tile.at_once, tile.pair, 2 if form == PARTS else 1, LANES, LANES), form.operands),
         ],
         compiler_params=_PARAMETERS,
     )
@@ -154,11 +127,11 @@ def _taps_gradient(here: Target, x: jax.Array, kernel: jax.Array, runs: jax.Arra
     (b, t, d), w = x.shape, kernel.shape[0]
     if x.size == 0:
         return jnp.zeros_like(kernel)
-    tile, products = _tile(x, kernel, runs), _Products(_narrow(x))
+    tile, form = _tile(x, kernel, runs), _form(x)
     marks = () if runs is None else _marks(runs, tile)
     marks = (*marks[:-1], *(jnp.flip(taken, -1) for taken in marks[-1:]))
     run = launch.call(
-        functools.partial(_correlate, tile, products),
+        functools.partial(_correlate, tile, form),
         here,
         name='long_conv_taps_gradient',
         cost=_cost_of_taps(x, kernel, runs),
@@ -249,7 +222,7 @@ def _marks(runs: jax.Array, tile: LongConvTile) -> _Marks:
     return _Marks(ahead, first, given, taken)
 
 
-def _convolve(tile: LongConvTile, products: _Products, x_ref: Any, taps_ref: Any, *refs: Any) -> None:
+def _convolve(tile: LongConvTile, form: Form, x_ref: Any, taps_ref: Any, *refs: Any) -> None:
     *marked, y_ref, rolled, matrices = refs
     marks = _Marks(*marked) if marked else None
 
@@ -262,7 +235,7 @@ def _convolve(tile: LongConvTile, products: _Products, x_ref: Any, taps_ref: Any
                 before = rolled[at]
                 for number in range(tile.pair):
                     matrix, before = _toeplitz(taps_ref[channel, pl.ds(first + number, 1), :], before)
-                    for part, numbers in enumerate(products.divided(matrix)):
+                    for part, numbers in enumerate(_parts(matrix, form)):
                         matrices[at, number, part] = numbers
                 rolled[at] = before
 
@@ -272,7 +245,8 @@ def _convolve(tile: LongConvTile, products: _Products, x_ref: Any, taps_ref: Any
                     y = y_ref[channel, pl.ds(start, tile.lines), :]
                     for number in range(tile.pair):
                         lines = _only(seen[number], _earlier(tile, x_ref.at[channel], start, first + number))
-                        y += products.of(lines, [matrices[at, number, part] for part in range(products.parts)])
+                        for part in range(matrices.shape[2]):
+                            y += multiply(lines, matrices[at, number, part], 'nn', form)
                     y_ref[channel, pl.ds(start, tile.lines), :] = y
 
             _turns(tile, first, turn)
@@ -286,14 +260,12 @@ def _convolve(tile: LongConvTile, products: _Products, x_ref: Any, taps_ref: Any
     if marks is not None:
 
         def within(channel: jax.Array, _: None) -> None:
-            _add_within(tile, products, x_ref.at[channel], taps_ref[channel, :1, :], marks, y_ref.at[channel])
+            _add_within(tile, form, x_ref.at[channel], taps_ref[channel, :1, :], marks, y_ref.at[channel])
 
         jax.lax.fori_loop(0, tile.channels, within, None)
 
 
-def _add_within(
-    tile: LongConvTile, products: _Products, x_ref: Any, taps: jax.Array, marks: _Marks, y_ref: Any
-) -> None:
+def _add_within(tile: LongConvTile, form: Form, x_ref: Any, taps: jax.Array, marks: _Marks, y_ref: Any) -> None:
     """Keeps of a channel's sums over earlier blocks what documents admit, and adds those within blocks."""
     matrix, _ = _toeplitz(taps, jnp.zeros((LANES, LANES), jnp.float32))
 
@@ -302,14 +274,15 @@ def _add_within(
         x, given, taken = _earlier(tile, x_ref, start, 0), marks.given[lines, :], marks.taken[lines, :]
         y = _only(_has(taken, _BEGUN), y_ref[lines, :])
         for bit in range(_BITS + 1):
-            of_bit = products.divided(_only(_pairs(bit, *_places()), matrix))
-            y += _only(_has(taken, bit), products.of(_only(_has(given, bit), x), of_bit))
+            lines_of_bit, parts = _only(_has(given, bit), x), _parts(_only(_pairs(bit, *_places()), matrix), form)
+            for part in parts:
+                y += _only(_has(taken, bit), multiply(lines_of_bit, part, 'nn', form))
         y_ref[lines, :] = y
 
     _turns(tile, 0, turn)
 
 
-def _correlate(tile: LongConvTile, products: _Products, x_ref: Any, dy_ref: Any, *refs: Any) -> None:
+def _correlate(tile: LongConvTile, form: Form, x_ref: Any, dy_ref: Any, *refs: Any) -> None:
     *marked, dtaps_ref, sums = refs
     marks = _Marks(*marked) if marked else None
 
@@ -328,7 +301,7 @@ def _correlate(tile: LongConvTile, products: _Products, x_ref: Any, dy_ref: Any,
                 begun = None if marks is None else _has(marks.taken[lines, :], _BEGUN)
                 for at, channel in numbered:
                     x = _only(seen, _earlier(tile, x_ref.at[channel], start, number))
-                    sums[at] += products.summed(x, _only(begun, dy_ref[channel, lines, :]))
+                    sums[at] += multiply(x, _only(begun, dy_ref[channel, lines, :]), 'tn', form)
 
             _turns(tile, number, turn)
             for at, channel in numbered:
@@ -342,15 +315,13 @@ def _correlate(tile: LongConvTile, products: _Products, x_ref: Any, dy_ref: Any,
     if marks is not None:
 
         def within(channel: jax.Array, _: None) -> None:
-            found = _summed_within(tile, products, x_ref.at[channel], dy_ref.at[channel], marks, sums.at[0])
+            found = _summed_within(tile, form, x_ref.at[channel], dy_ref.at[channel], marks, sums.at[0])
             dtaps_ref[channel, 1:2, :] += found
 
         jax.lax.fori_loop(0, tile.channels, within, None)
 
 
-def _summed_within(
-    tile: LongConvTile, products: _Products, x_ref: Any, dy_ref: Any, marks: _Marks, sums: Any
-) -> jax.Array:
+def _summed_within(tile: LongConvTile, form: Form, x_ref: Any, dy_ref: Any, marks: _Marks, sums: Any) -> jax.Array:
     """The gradient of a channel's first taps by pairs within blocks."""
     sums[...] = jnp.zeros_like(sums)
     earlier, later = _places()
@@ -361,7 +332,7 @@ def _summed_within(
         x, dy = _earlier(tile, x_ref, start, 0), dy_ref[lines, :]
         given, taken = marks.given[lines, :], marks.taken[lines, :]
         for bit in range(_BITS + 1):
-            found = products.summed(_only(_has(given, bit), x), _only(_has(taken, bit), dy))
+            found = multiply(_only(_has(given, bit), x), _only(_has(taken, bit), dy), 'tn', form)
             sums[...] += _only(_pairs(bit, earlier, later), found)
 
     _turns(tile, 0, turn)

@@ -84,7 +84,7 @@ def multiply_in_parts(left: jax.Array, right: jax.Array, sides: str) -> jax.Arra
 
     What rounding takes from a factor is a part of it; the product of both is left out, 2^-16 of the factors.
     """
-    (left, dleft), (right, dright) = (_parts(factor, 2) for factor in (left, right))
+    (left, dleft), (right, dright) = (parts_of(factor, 2) for factor in (left, right))
     return multiply(left, right, sides, PARTS) + (
         multiply(left, dright, sides, PARTS) + multiply(dleft, right, sides, PARTS)
     )
@@ -107,7 +107,7 @@ def added_up(which: jax.Array, array: jax.Array, form: Form) -> jax.Array:
 def _added_up(which: jax.Array, array: jax.Array, sides: str, form: Form) -> jax.Array:
     if form.operands != jnp.bfloat16:
         return multiply(which, array, sides, exact(array))
-    first, *others = (multiply(which, part, sides, PARTS) for part in _parts(array, 3))
+    first, *others = (multiply(which, part, sides, PARTS) for part in parts_of(array, 3))
     return first + (others[0] + others[1])
 
 
@@ -117,7 +117,7 @@ added_up.defvjp(
 )
 
 
-def _parts(array: jax.Array, number: int) -> list[jax.Array]:
+def parts_of(array: jax.Array, number: int) -> list[jax.Array]:
     """Bfloat16 numbers of which each is what rounding takes from the array without those before."""
     parts = []
     for _ in range(number):

@@ -11,9 +11,6 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.cost import Cost
 from pallas_kernels.target import Target
 
-LANES = 128
-"""The last dimension of a register: that of a block is a multiple of it, or the whole."""
-
 OLDER = ('TPU v2', 'TPU v3', 'TPU v4', 'TPU v4 lite')
 """JAX's names of the kinds before v5e: they have 16 MiB of VMEM, and up to v3 no products of bfloat16 in kernels."""
 

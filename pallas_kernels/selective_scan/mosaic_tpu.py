@@ -23,7 +23,7 @@ from pallas_kernels.target import Target
 
 TYPES = (jnp.bfloat16, jnp.float32)
 
-ROWS = launch.LANES
+ROWS = tiling.LANES
 """The steps of a tile."""
 
 MOST = 64
@@ -46,7 +46,7 @@ def form(here: Target) -> Callable[[Operands, jax.Array | None], Outputs]:
 def refusal(here: Target, operands: Operands) -> str | None:
     """The reason why the call cannot be served, or `None`."""
     reason = launch.generation_refusal(here) or kernels.refusal(operands, MOST)
-    d, n = (-(-size // whole) * whole for size, whole in zip(operands.A.shape, (launch.LANES, 8), strict=True))
+    d, n = (-(-size // whole) * whole for size, whole in zip(operands.A.shape, (tiling.LANES, 8), strict=True))
     if reason is None and d * n > MOST_STATES:
         reason = f'the state of a sequence has {d} x {n} numbers with padding; expected at most {MOST_STATES}'
     return reason
@@ -80,7 +80,7 @@ class At(NamedTuple):
 
 def _arrays(operands: Operands, starts: jax.Array | None) -> tuple[Arrays, jax.Array]:
     """The inputs of the kernels, padded to whole tiles, and the state, `b n d`."""
-    operands = kernels.filled(operands, {'t': ROWS, 'd': launch.LANES, 'n': 8}, TYPES)
+    operands = kernels.filled(operands, {'t': ROWS, 'd': tiling.LANES, 'n': 8}, TYPES)
     columns = [operands.B.swapaxes(1, 2), operands.C.swapaxes(1, 2)]
     if starts is not None:
         columns.append(jnp.broadcast_to(kernels.kept(starts, operands.x.shape[1])[:, None], columns[0].shape))

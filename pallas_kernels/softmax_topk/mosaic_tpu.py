@@ -47,8 +47,8 @@ def _sweep(here: Target, x: jax.Array, k: int) -> vjp.Largest:
         cost=cost.softmax_topk(n=n, o=o, k=k).model.forward,
         grid=(pl.cdiv(n, tile.rows), pl.cdiv(o, tile.columns)),
         in_specs=[pl.BlockSpec((tile.rows, tile.columns), lambda i, j: (i, j))],
-        out_specs=[pl.BlockSpec((tile.rows, launch.LANES), lambda i, j: (i, 0))] * 2,
-        out_shape=[jax.ShapeDtypeStruct((n, launch.LANES), dtype) for dtype in (jnp.float32, jnp.int32)],
+        out_specs=[pl.BlockSpec((tile.rows, tiling.LANES), lambda i, j: (i, 0))] * 2,
+        out_shape=[jax.ShapeDtypeStruct((n, tiling.LANES), dtype) for dtype in (jnp.float32, jnp.int32)],
         scratch_shapes=[pltpu.VMEM((tile.rows, 1), jnp.float32)],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=('parallel', 'arbitrary'), vmem_limit_bytes=tiling.VMEM
