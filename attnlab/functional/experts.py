@@ -12,8 +12,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attnlab.functional import cores
+from attnlab.functional import by_group, cores
 from attnlab.functional.cores import EXPERT, TENSOR, Division
+from attnlab.functional.needed import needing
+from pallas_kernels import target
+from pallas_kernels.cost import Cost, Passes
 
 Networks = tuple[Float[Array, 'e d m'], Float[Array, 'e d m'], Float[Array, 'e m d']]
 """The matrices of all networks: of gates, of what they gate, and of outputs."""
@@ -94,10 +97,58 @@ def _many(
     *,
     whole: bool,
 ) -> Float[Array, 'n k d']:
-    """What every network chosen makes of a token, by products whose rows are sorted by expert.
+    """What every network chosen makes of a token; `whole` says that all networks are here.
 
-    Choices of networks that are not here come last; `whole` says that there are none.
+    Choices of networks that are not here have the number of those that are; what is given for them is not said.
     """
+    # A product of sorted rows is one of all rows with the matrices of every network where XLA is not for TPUs.
+    served = _products_of_sorted if target.current().platform == 'tpu' else _blocks
+    return served(tokens, chosen, networks, activation, whole=whole)
+
+
+def _blocks(
+    tokens: Float[Array, 'n d'],
+    chosen: Int[Array, 'n k'],
+    networks: Networks,
+    activation: Callable[[Array], Array],
+    *,
+    whole: bool,
+) -> Float[Array, 'n k d']:
+    """By blocks of rows of one network, and so with products of usual kinds."""
+    size = by_group.rows_of_a_block(chosen.size, len(networks[0]))
+
+    def network(x: Array, gates: Array, up: Array, down: Array) -> Array:
+        return (activation(x @ gates) * (x @ up)) @ down
+
+    def run(tokens: Array, chosen: Array, networks: Networks) -> Array:
+        rows = jnp.broadcast_to(tokens[:, None], (*chosen.shape, tokens.shape[-1])).reshape(-1, tokens.shape[-1])
+        found = by_group.in_blocks(network, rows, chosen.reshape(-1), networks, size=size, whole=whole)
+        return found.reshape(*chosen.shape, -1)
+
+    in_room = by_group.number_of_blocks(chosen.size, len(networks[0]), size) * size
+    costs = {
+        'model': _cost(chosen.size, networks[0], backward=6),
+        # The first two products are computed again.
+        'executed': _cost(in_room, networks[0], backward=8),
+    }
+    return needing(run, 'experts', **costs)(tokens, chosen, networks)
+
+
+def _cost(rows: int, gates: Float[Array, 'e d m'], *, backward: int) -> Passes:
+    """The cost of the three products forward, and of so many backward."""
+    product = Cost(flops=2 * rows * gates[0].size)
+    return Passes(product * 3, product * backward)
+
+
+def _products_of_sorted(
+    tokens: Float[Array, 'n d'],
+    chosen: Int[Array, 'n k'],
+    networks: Networks,
+    activation: Callable[[Array], Array],
+    *,
+    whole: bool,
+) -> Float[Array, 'n k d']:
+    """By products whose rows are sorted by expert; choices of networks that are not here come last."""
     order = by_expert(chosen)
     load = jnp.sum(jax.nn.one_hot(chosen, len(networks[0]), dtype=jnp.int32), axis=(0, 1))
     # Repeated and then permuted: the gradient of a permutation adds nothing up, so its order cannot matter.

@@ -69,10 +69,11 @@ def flops_per_token(setup: Setup) -> float:
 
     Matrix products, convolutions and Fourier transforms are counted by their shapes, and cores as in
     `pallas_kernels.cost`: causal attention counts visible pairs, ignoring documents. So does attention in plain JAX to
-    whole rows and to chosen blocks (`attnlab.functional.needed`); other mixers in plain JAX count the products that
-    they compute, with what is masked. Of convolutions products with the zeros around an array are counted, and those
-    with the zeros that the gradient of a stride puts into it are not. Elementwise operations outside of cores,
-    recomputation, and the optimiser are not counted. The count does not depend on the device or the implementation.
+    whole rows and to chosen blocks, and experts count the rows sent to them (`attnlab.functional.needed`); other mixers
+    in plain JAX count the products that they compute, with what is masked. Of convolutions products with the zeros
+    around an array are counted, and those with the zeros that the gradient of a stride puts into it are not.
+    Elementwise operations outside of cores, recomputation, and the optimiser are not counted. The count does not depend
+    on the device or the implementation.
     """
     params, others, loss = _loss(setup)
     with setup.precision.scope(), counting.counting():
@@ -99,8 +100,8 @@ def forward_flops_per_token(setup: Setup) -> float:
 def executed_flops_per_token(setup: Setup) -> float:
     """FLOPs of a training step as executed, per token, with recomputation, chunking and the optimiser.
 
-    Cores count as the implementation that runs, and products of rows sorted by expert, but for TPUs, as products of all
-    rows with every expert, which XLA makes of them; everything else as in `flops_per_token`.
+    Cores count as the implementation that runs, and experts, but for TPUs, by the room that blocks of their rows have
+    (`attnlab.functional.by_group`); everything else as in `flops_per_token`.
     """
     params, others, loss = _loss(setup)
     with setup.precision.scope(), counting.counting():

@@ -13,7 +13,7 @@ from flax import nnx
 from attnlab.blocks.block import Block
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.functional import cores
+from attnlab.functional import cores, experts
 from attnlab.functional.experts import mixed
 from attnlab.mixers.convolution.gated import GatedConvolution
 from attnlab.mixers.softmax.attention import Attention
@@ -31,6 +31,7 @@ from attnlab.nn.mlps import GatedMLP
 from attnlab.testing.contract import compare_with_differences
 from attnlab.testing.noise import noise
 from attnlab.train.partition import Axes, batch_sharding, state_shardings
+from pallas_kernels import target
 
 GATES = {'softmax': SoftmaxGate(), 'sigmoid': SigmoidGate(), 'laplace': LaplaceGate()}
 X = noise(2, 6, 8)
@@ -233,9 +234,9 @@ def test_what_the_axis_does_not_divide_is_replicated_and_named(options):
 
 
 def test_the_choices_of_one_token_are_taken_alone_to_the_same_result():
-    """So few that no product of sorted rows is made, on one device or with experts of others."""
+    """So few that nothing is sorted into blocks, on one device or with experts of others."""
     moe, x = mixture(balance=0.0, z_loss=0.0), X[:1, :1]
-    assert ['ragged_dot' in str(jax.make_jaxpr(lambda x: moe(x))(given)) for given in (x, X)] == [False, True]
+    assert ['scan' in str(jax.make_jaxpr(lambda x: moe(x))(given)) for given in (x, X)] == [False, True]
     np.testing.assert_allclose(moe(x), moe(X)[:1, :1], rtol=1e-4, atol=1e-6)
     one, slope = jnp.zeros_like(X).at[0, 0].set(1), jax.grad(lambda x: jnp.sum(moe(x) ** 2))
     many = jax.grad(lambda x: jnp.sum((one * moe(x)) ** 2))(X)
@@ -246,6 +247,28 @@ def test_the_choices_of_one_token_are_taken_alone_to_the_same_result():
         single, run, arguments = divided(moe, 'expert', x)
         for leaf, other in zip(jax.tree.leaves(single), jax.tree.leaves(run(*arguments)), strict=True):
             np.testing.assert_allclose(other, leaf, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('networks', [4, 2], ids=['all', 'two of four'])
+def test_products_of_sorted_rows_and_blocks_give_the_same(networks):
+    """The one is for TPUs, the other for what is none; two networks of four are those of a device among others."""
+    moe, tokens = mixture(), X.reshape(-1, 8)
+    chosen, whole = jnp.minimum(moe.routing(tokens).experts, networks), networks == 4
+    parameters = tuple(each[...][:networks] for each in (moe.gates, moe.up, moe.down))
+    here = (chosen < networks)[..., None]
+
+    def total(form, tokens, parameters):
+        return jnp.sum(jnp.where(here, jnp.sin(form(tokens, chosen, parameters, jax.nn.silu, whole=whole)), 0))
+
+    one, other = (
+        jax.value_and_grad(functools.partial(total, form), (0, 1))(tokens, parameters)
+        for form in (experts._blocks, experts._products_of_sorted)
+    )
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), one, other)
+    for device, name in ((target.current(), 'scan'), (target.H100, 'scan'), (target.TPU_V5E, 'ragged_dot')):
+        with target.compiling_for(device):
+            text = str(jax.make_jaxpr(lambda x: moe(x))(X))
+        assert [word in text for word in ('scan', 'ragged_dot')] == [name == 'scan', name != 'scan'], device
 
 
 def test_no_device_has_the_tokens_of_others_but_those_that_share_experts():

@@ -6,11 +6,12 @@ import pytest
 
 from attnlab.configuration import config_of
 from attnlab.errors import UserError
+from attnlab.functional import experts
 from attnlab.train import cost
 from attnlab.train.cost import LayerCore, executed_flops_per_token, flops_per_token, implementations, state_bytes
 from attnlab.train.setup import prepare
 from configs.language import get_config
-from pallas_kernels import linear_scan, target
+from pallas_kernels import counting, linear_scan, target
 
 LONG_RANGE = pathlib.Path(__file__).parents[2] / 'configs' / 'long_range.py'
 
@@ -85,6 +86,27 @@ def test_attention_to_chosen_blocks_needs_their_tokens_and_not_all():
     layer = 3 * (2 * 4 * DIM * DIM + MLP + 4 * DIM * read) + 2 * DIM * over
     found = flops_per_token(setup('scan', 'moba', length))
     assert found == DEPTH * layer + 3 * HEAD < flops_per_token(setup('scan', 'mha', length))
+
+
+def test_experts_need_the_rows_sent_to_them_on_every_device():
+    """Two of eight networks, of half the hidden channels rounded up to 64, and the router."""
+    layer = mha(LENGTH) - 3 * MLP + 3 * (2 * DIM * 8 + 2 * 2 * 3 * DIM * 128)
+    for device in (target.current(), target.H100, target.TPU_V5E):
+        with target.compiling_for(device):
+            assert flops_per_token(setup('scan', 'mha,mlp=moe')) == DEPTH * layer + 3 * HEAD
+
+
+def test_blocks_of_experts_are_executed_with_their_room_and_two_products_again():
+    """Of 24 rows of four networks, in blocks of 16, of which there are at most five."""
+    x, chosen, networks = jnp.ones((12, 8)), jnp.zeros((12, 2), int), tuple(jnp.ones((4, 8, 8)) for _ in range(3))
+
+    def total(x, networks):
+        return jnp.sum(experts._blocks(x, chosen, networks, jax.nn.silu, whole=True))
+
+    with counting.counting():
+        program = jax.make_jaxpr(jax.value_and_grad(total, (0, 1)))(x, networks).jaxpr
+    product = 2 * 8 * 8
+    assert [cost._flops(program, kind) for kind in ('model', 'executed')] == [9 * 24 * product, 11 * 80 * product]
 
 
 @pytest.mark.parametrize(
