@@ -211,7 +211,8 @@ LINEAR = {
         surrogate={'codes': spec(Clipped)},
         notes=(
             'Codes of 16 bits from kernels of 25 anchors. Training fits the hash before its first step, to rows of '
-            'training, once; other uses of a model that was not trained have a random hash. The paper fits it at the '
+            'training, once; models of several stacks, such as layout=pyramid, and other uses of a model that was not '
+            'trained have a random hash. The paper fits it at the '
             'first batch of a model whose attention was trained before: config.start copies parameters from such a '
             'run. The spread of the kernel is that of the fit, so that tokens are coded one by one; the released code '
             'has that of the row at hand: spread=document, with causal=False. The causal form is ours. Every key '
