@@ -754,7 +754,7 @@ LINEAR = {
             'does: orthogonal, those of keys a tenth as large, the last of every branch at zero. Ranks are those of '
             'the present code. The paper has heads of 64 channels.'
         ),
-        small={'rank': 4, 'gate_rank': 4, 'value_rank': 4},
+        small={'rank': 4, 'gate_rank': 4},
         knobs={'heads': 'heads'},
         start=dataclasses.replace(RWKV, arguments={'start': 'orthogonal', 'value_residual': True}),
     ),
