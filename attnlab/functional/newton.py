@@ -96,6 +96,14 @@ def newton_inverse(
     return _iterated(matrix, step, iterations)
 
 
+def solved(inverse: Float[Array, '*b n n'], y: Float[Array, '*b n v']) -> Float[Array, '*b n v']:
+    """Returns the product of an inverse and what it is applied to.
+
+    Where rows of what was inverted are nearly alike its numbers are large and cancel, hence the highest precision.
+    """
+    return _product(inverse, y)
+
+
 def _iterated(matrix: Array, step: Array, iterations: int) -> Array:
     def improved(_: Any, inverse: Array) -> Array:
         return 2 * inverse - _product(_product(inverse, matrix), inverse)

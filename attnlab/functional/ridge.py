@@ -64,8 +64,9 @@ def ridge_regression(
     The inverse is applied by `steps` conjugate gradients from zero, exact from as many steps as keys have channels but
     for rounding; products with all `P_t` at once are reads of linear attention. Gradients are those of the inverse, by
     another solution, not of the steps. As many heads of all. von Oswald et al. 2025, https://arxiv.org/abs/2506.05233.
-    The code released with it adds an `offset` of 1e-5 to what steps divide by, which ends them short of the solution,
-    and begins for a single token after a `state` at a `guess`, `x_i = q_i / (P_ii + ridge_i)`.
+    The code released with it adds an `offset` of 1e-5 to what steps divide by, which ends them short of the solution;
+    here the solution of gradients has none. It begins for a single token after a `state` at a `guess`,
+    `x_i = q_i / (P_ii + ridge_i)`.
     """
     wide = wide_dtype(q.dtype)
     q, k, v = (each.astype(wide) for each in (q, k, v))
@@ -122,7 +123,8 @@ def _forward(how: _How, q: Heads, matrices: _Keys, ridge: Array) -> tuple[Heads,
 
 def _backward(how: _How, kept: tuple, gradient: Heads) -> tuple[Heads, _Keys, Array]:
     x, matrices, ridge = kept
-    y = _solve(how, gradient, matrices, ridge)
+    # Without the offset, next to which the sizes of gradients are nothing: as a mean over tokens they would vanish.
+    y = _solve(how._replace(offset=0.0), gradient, matrices, ridge)
 
     def product(k: Keys, weighted: Keys, log_decay: Array, before: Array | None, ridge: Array) -> Heads:
         return _product(how.implementation, x, _Keys(k, weighted, log_decay, before, matrices.segments), ridge)

@@ -18,6 +18,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
+from attnlab.errors import UserError
 from attnlab.functional.documents import document_sizes
 from attnlab.functional.lookup import taken
 from attnlab.functional.precision import wide_dtype
@@ -95,7 +96,7 @@ class CorrectedUnitNorm(Module):
     """Vectors of length one, of keys and of queries less a part of the key, `q - c k`; `c` is learned for every head.
 
     What a memory gives back for its own key is taken out of what the query asks for. `c` is `start` at first.
-    Hu et al. 2025, https://arxiv.org/abs/2506.02475.
+    Hu et al. 2025, https://arxiv.org/abs/2506.02475. Raises `UserError` for keys of other heads, as `Hedgehog` does.
     """
 
     def __init__(self, key_dim: int, *, heads: int, start: float, eps: float = 1e-6, rngs: nnx.Rngs):
@@ -106,6 +107,7 @@ class CorrectedUnitNorm(Module):
     def features(
         self, q: Queries, k: Keys, positions: Positions
     ) -> tuple[Float[Array, 'b t h k'], Float[Array, 'b s g k']]:
+        _check_heads(self, self.part, k)
         return self._corrected(q, k), recomputed(self.unit.apply)(k)
 
     @recomputed_method
@@ -120,10 +122,18 @@ class CorrectedUnitNorm(Module):
 class SumNorm(FixedMap):
     """Features of sum one, `f(x) / sum(f(x))`, of a positive map `f`, the sum in float32 or better.
 
-    Schlag et al. 2021, https://arxiv.org/abs/2102.11174.
+    Schlag et al. 2021, https://arxiv.org/abs/2102.11174. Raises `UserError` for a map of its own for queries, or one
+    that depends on positions.
     """
 
     of: FixedMap = EluPlusOne()
+
+    def __post_init__(self) -> None:
+        if type(self.of).features is not FixedMap.features:
+            raise UserError(
+                f'of SumNorm is {type(self.of).__name__}(), which maps queries apart from keys, or by position; it '
+                'must be one map of both, such as EluPlusOne()'
+            )
 
     def apply(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
         wide = self.of.apply(x.astype(wide_dtype(x.dtype)))
@@ -150,7 +160,8 @@ class Hedgehog(Module):
     """Learned maps of queries and of keys, one for every head: `f(x) = [softmax(y), softmax(-y)]`, `y = x W + c`.
 
     Features are at least 1e-12. `W` is square and starts as the identity, `c`, left out without `bias`, at zero. The
-    softmax is in float32 or better. Zhang et al. 2024, https://arxiv.org/abs/2402.04347.
+    softmax is in float32 or better. Zhang et al. 2024, https://arxiv.org/abs/2402.04347. Raises `UserError` for keys of
+    other heads, such as those of several writes a token.
     """
 
     def __init__(self, key_dim: int, *, heads: int, bias: bool = False, rngs: nnx.Rngs):
@@ -167,6 +178,7 @@ class Hedgehog(Module):
     ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
         """Returns the features of queries and of keys, twice as many as there are channels."""
         del positions
+        _check_heads(self, self.key, k)
         return _both_signs(q, self.query, self.query_bias), _both_signs(k, self.key, self.key_bias)
 
 
@@ -220,6 +232,7 @@ class SignedExponentials(Module):
     ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
         """Returns the features of queries and of keys, twice as many as there are channels."""
         del positions
+        _check_heads(self, self.key, k)
         return _bounded_exponentials(_mapped(q, self.query)), _exponentials(_mapped(k, self.key))
 
 
@@ -234,6 +247,15 @@ def _bounded_exponentials(mapped: Float[Array, 'b t h k']) -> Float[Array, 'b t 
 def _exponentials(mapped: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
     wide = mapped.astype(wide_dtype(mapped.dtype))
     return jnp.concatenate([jnp.exp(wide), jnp.exp(-wide)], axis=-1).astype(mapped.dtype)
+
+
+def _check_heads(feature_map: Module, of_keys: nnx.Param, k: Keys) -> None:
+    heads = of_keys.shape[0]
+    if k.shape[2] != heads:
+        raise UserError(
+            f'{type(feature_map).__name__} has a map for each of {heads} heads of keys and was given {k.shape[2]}, as '
+            'of several writes a token; choose a feature_map that is the same for all heads, such as UnitNorm()'
+        )
 
 
 def _identities(key: Array, shape: Shape[int], dtype: DTypeLike) -> Array:
@@ -399,7 +421,7 @@ class SquaredProduct(Module):
     Queries and keys have gains `g` and biases `c` of their own; the mean and variance are over the channels of all
     heads. Features are in float32 or better, and stay so: weights are small differences of their products,
     and lose digits where every weight of a row is small.
-    Aksenov et al. 2024, https://arxiv.org/abs/2402.10644.
+    Aksenov et al. 2024, https://arxiv.org/abs/2402.10644. Raises `UserError` for keys of other heads, as `Hedgehog`.
     """
 
     def __init__(self, key_dim: int, *, heads: int, eps: float = 1e-5, rngs: nnx.Rngs):
@@ -416,6 +438,7 @@ class SquaredProduct(Module):
     ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
         """Returns the features of queries and of keys."""
         del positions
+        _check_heads(self, self.key_scale, k)
         return (
             self._squares(q, self.query_scale[...], self.query_bias[...]),
             self._squares(k, self.key_scale[...], self.key_bias[...]),

@@ -230,16 +230,22 @@ class ChannelStrengths(Module):
     """A strength for every key channel that erases and every value channel that is written.
 
     `e = scale * sigmoid(x W_e) * k`, values times `sigmoid(x W_w)`. With a `scale` of 2 erasing may change signs.
-    What rounding adds to that is taken back. Raises `UserError` for a `scale` that is not above 0 and at most 2.
+    What rounding adds to that is taken back. Raises `UserError` for a `scale` that is not above 0 and at most 2, and
+    for keys of other channels, such as the features of a map that makes more of them.
     "Gated DeltaNet-2" 2026, https://arxiv.org/abs/2605.22791.
     """
 
     def __init__(self, dim: int, *, heads: int, key_dim: int, value_dim: int, scale: float = 1.0, rngs: nnx.Rngs):
-        self.scale = _stable_scale(scale, type(self))
+        self.scale, self.key_dim = _stable_scale(scale, type(self)), key_dim
         self.erase = Linear(dim, heads * key_dim, rngs=rngs)
         self.write = Linear(dim, heads * value_dim, rngs=rngs)
 
     def __call__(self, x: Sequence, k: Keys, v: Values, log_decay: Array | None) -> tuple[Keys, Values, Terms]:
+        if k.shape[-1] != self.key_dim:
+            raise UserError(
+                f'ChannelStrengths has a strength for each of {self.key_dim} channels of a key, and the feature_map '
+                f'makes {k.shape[-1]} features of them; choose gates=WriteStrength or a map that keeps their number'
+            )
         erase = self.scale * gated(k, self.erase(x).reshape(k.shape), jax.nn.sigmoid)
         strength = None
         if self.scale > 1 and k.dtype.itemsize == 2:

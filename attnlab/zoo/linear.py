@@ -211,7 +211,8 @@ LINEAR = {
         surrogate={'codes': spec(Clipped)},
         notes=(
             'Codes of 16 bits from kernels of 25 anchors. Training fits the hash before its first step, to rows of '
-            'training, once; other uses of a model that was not trained have a random hash. The paper fits it at the '
+            'training, once; models of several stacks, such as layout=pyramid, and other uses of a model that was not '
+            'trained have a random hash. The paper fits it at the '
             'first batch of a model whose attention was trained before: config.start copies parameters from such a '
             'run. The spread of the kernel is that of the fit, so that tokens are coded one by one; the released code '
             'has that of the row at hand: spread=document, with causal=False. The causal form is ours. Every key '
@@ -753,7 +754,7 @@ LINEAR = {
             'does: orthogonal, those of keys a tenth as large, the last of every branch at zero. Ranks are those of '
             'the present code. The paper has heads of 64 channels.'
         ),
-        small={'rank': 4, 'gate_rank': 4, 'value_rank': 4},
+        small={'rank': 4, 'gate_rank': 4},
         knobs={'heads': 'heads'},
         start=dataclasses.replace(RWKV, arguments={'start': 'orthogonal', 'value_residual': True}),
     ),

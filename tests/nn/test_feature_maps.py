@@ -5,14 +5,17 @@ import pytest
 from flax import nnx
 
 from attnlab.config import build, from_plain, plain, spec
+from attnlab.errors import UserError
 from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.nn.feature_maps import (
+    CosFormer,
     EluPlusOne,
     HeadSquaredProduct,
     JointHedgehog,
     NormAware,
     PositiveRandomFeatures,
     SignedExponentials,
+    SiluQueries,
     SquaredProduct,
     SumNorm,
     UnitNorm,
@@ -47,6 +50,13 @@ def test_sum_norm_has_sum_one():
     np.testing.assert_allclose(
         SumNorm().apply(x)[0, 0, 0], np.asarray([3, 1, np.exp(-1)]) / (4 + np.exp(-1)), rtol=1e-6
     )
+
+
+@pytest.mark.parametrize('of', [CosFormer(span=12), NormAware(), SiluQueries()])
+def test_sum_norm_refuses_maps_of_which_it_would_leave_a_part_out(of):
+    """The span of one, the powers of queries of another."""
+    with pytest.raises(UserError, match=rf'^of SumNorm is {type(of).__name__}\(\), which maps queries apart from keys'):
+        SumNorm(of)
 
 
 def test_a_map_without_parameters_is_its_own_factory():

@@ -54,7 +54,8 @@ class LinearAttention(Mixer):
     the length it is made for, beyond which a call gives NaN. Every other part may be `None`, which leaves it out.
     Katharopoulos et al. 2020, https://arxiv.org/abs/2006.16236; Yang et al. 2024, https://arxiv.org/abs/2312.06635.
 
-    Raises `UserError` for sizes that do not divide, and for gates that the write rule refuses.
+    Raises `UserError` for sizes that do not divide, for gates that the write rule refuses, and where called, for decays
+    of key channels of which the feature map makes another number.
     """
 
     def __init__(
@@ -248,6 +249,12 @@ class LinearAttention(Mixer):
 
     def _gated(self, x: Sequence, k: Keys, v: Values) -> tuple[Keys, Values, Terms]:
         log_decay = None if self.decay is None else self.decay(x)
+        if log_decay is not None and log_decay.ndim == 4 and log_decay.shape[-1] != k.shape[-1]:
+            raise UserError(
+                f'{type(self.decay).__name__} has a decay for each of {log_decay.shape[-1]} channels of a key, and '
+                f'{type(self.feature_map).__name__} makes {k.shape[-1]} features of them; choose a decay of heads, '
+                'such as StepDecay, or a feature_map that keeps their number'
+            )
         return (k, v, Terms(log_decay)) if self.gates is None else self.gates(x, k, v, log_decay)
 
     def _read(self, y: Heads, x: Sequence, ctx: Context) -> Float[Array, 'b t f']:

@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attnlab.context import Context
+from attnlab.errors import UserError
 from attnlab.functional.documents import places_after
 from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import recomputed_beside_products
@@ -58,7 +59,8 @@ class FastWeights(Mixer):
 
     A stream, and rows with several documents, whose mini-batches start anywhere, go token by token.
 
-    Raises `UserError` for heads that do not divide the width.
+    Raises `UserError` for heads that do not divide the width, and where called, for a feature map that changes the
+    number of channels.
     """
 
     def __init__(
@@ -164,6 +166,11 @@ class FastWeights(Mixer):
         q, k, v = (by_head(y, self.heads).astype(wide) for y in projected)
         if self.feature_map is not None:
             q, k = self.feature_map.features(q, k, place)
+            if k.shape[-1] != self.channels:
+                raise UserError(
+                    f'feature_map of FastWeights makes {k.shape[-1]} features of {self.channels} channels; it must '
+                    'keep their number, as UnitNorm() does'
+                )
         if self.position is not None:
             q, k = self.position.rotate(q, place), self.position.rotate(k, place)
         return (q, k, v), preludes

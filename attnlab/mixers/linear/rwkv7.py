@@ -69,7 +69,8 @@ class RWKV7(Mixer):
 
     Peng et al. 2025, https://arxiv.org/abs/2503.14456.
 
-    Raises `UserError` for heads that do not divide the width, and for `place` or `remaining` outside of [0, 1].
+    Raises `UserError` for heads that do not divide the width, for `place` or `remaining` outside of [0, 1], and for a
+    `value_rank` without `value_residual`.
     """
 
     def __init__(
@@ -111,6 +112,11 @@ class RWKV7(Mixer):
         remaining = 1 - place if remaining is None else remaining
         if not 0 <= remaining <= 1:
             raise UserError(f'remaining of RWKV7 is {remaining}; it must be from 1, the first layer, to almost 0')
+        if value_rank is not None and not value_residual:
+            raise UserError(
+                f'value_rank of RWKV7 is {value_rank}, which is not read without value_residual; leave it out, or give '
+                'value_residual=True'
+            )
         self.heads, self.channels, self.implementation = heads, head_channels(dim, heads), implementation
         rank = _rank(2.5, dim) if rank is None else rank
         gate_rank = _rank(5.0, dim) if gate_rank is None else gate_rank

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.documents import block_slots, document_means
-from attnlab.functional.newton import FIXED, BacktrackedStep, FixedStep
+from attnlab.functional.newton import FIXED, BacktrackedStep, FixedStep, solved
 from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recurrences import document_starts
 from attnlab.mixers.mixer import TwoSided
@@ -114,7 +114,7 @@ class SoftmaxFreeAttention(TwoSided):
             inverse = inverse * (sums[..., None] * sums[..., None, :]) ** -0.5
         values = by_head(v, self.heads).astype(wide)
         y = jnp.einsum('bhtn,bthv->bhnv', to_landmarks, values)
-        y = jnp.einsum('bhtn,bhnv->bthv', to_landmarks, jnp.einsum('bhnm,bhmv->bhnv', inverse, y))
+        y = jnp.einsum('bhtn,bhnv->bthv', to_landmarks, solved(inverse, y))
         # All of a document with a token that has no slot: its other tokens would have some of the landmarks alone.
         lost = document_means((slots.there & (slots.index == slots.count)).astype(wide), ctx.segments) > 0
         y = jnp.where((slots.there & lost)[..., None], jnp.nan, y.reshape(x.shape))

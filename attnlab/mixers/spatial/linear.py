@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from attnlab.context import Context
 from attnlab.functional.grids import Grid, axial_angles, flatten, required_grid, unflatten
-from attnlab.functional.newton import FIXED, BacktrackedStep, FixedStep
+from attnlab.functional.newton import FIXED, BacktrackedStep, FixedStep, solved
 from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recomputed import gated
 from attnlab.functional.rotary import rotate_by_angles
@@ -194,7 +194,7 @@ class GridSoftmaxFreeAttention(TwoSided):
         if self.normalised:
             inverse = inverse * (sums[..., None] * sums[..., None, :]) ** -0.5
         y = jnp.einsum('bhtn,bthv->bhnv', to_landmarks, by_head(plain, self.heads).astype(wide))
-        y = jnp.einsum('bhtn,bhnv->bthv', to_landmarks, jnp.einsum('bhnm,bhmv->bhnv', inverse, y))
+        y = jnp.einsum('bhtn,bhnv->bthv', to_landmarks, solved(inverse, y))
         return self.output(y.reshape(x.shape).astype(x.dtype) + _convolved(self.conv, plain, grid)), None
 
     def _landmarks(self, q: Heads, grid: Grid) -> Float[Array, 'b n h k']:

@@ -16,11 +16,12 @@ from attnlab.errors import UserError
 from attnlab.functional.normalizers import RootGrowth, SumNormalizer
 from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.linear.write import Delta
-from attnlab.nn.decays import LowRankDecay, SlopeDecay
+from attnlab.nn.decays import LowRankDecay, SlopeDecay, StepDecay
 from attnlab.nn.feature_maps import (
     CosFormer,
     EluPlusOne,
     HeadSquaredProduct,
+    Hedgehog,
     JointHedgehog,
     NormAware,
     SignedExponentials,
@@ -572,6 +573,34 @@ def test_mistakes_are_named():
         TiedKeys(8, heads=2, key_dim=4, value_dim=4, lower_bound=1.0, rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match=r'TiedKeys make the decay themselves'):
         LinearAttention(8, heads=2, gates=TiedKeys, decay=LowRankDecay, rngs=nnx.Rngs(0))(x, Context.full(1, 3))
+
+
+@pytest.mark.parametrize(
+    ('name', 'changed', 'sentence'),
+    [
+        ('gla', {'feature_map': Hedgehog}, 'LowRankDecay has a decay for each of 4 channels of a key, and Hedgehog'),
+        ('kda', {'feature_map': Taylor()}, 'LowRankStepDecay has a decay for each of 4 channels of a key, and Taylor'),
+        (
+            'gated_delta_net2',
+            {'feature_map': NormAware(), 'decay': StepDecay},
+            'ChannelStrengths has a strength for each of 4 channels of a key, and the feature_map makes 8 features',
+        ),
+        *(
+            ('gated_delta_product', {'feature_map': each}, f'{each.__name__} has a map for each of 2 heads of keys and')
+            for each in (Hedgehog, SignedExponentials, SquaredProduct)
+        ),
+        ('comba', {'write': Delta(steps=2)}, 'CorrectedUnitNorm has a map for each of 2 heads of keys and was given 4'),
+        ('ttt_linear', {'feature_map': Taylor()}, 'feature_map of FastWeights makes 15 features of 4 channels'),
+    ],
+)
+def test_parts_for_other_channels_or_heads_than_there_are_are_named(name, changed, sentence):
+    sizes = {'key_ratio': 1.0, 'value_ratio': 1.0} if name in ('gla', 'gated_delta_product', 'comba') else {}
+
+    def called(x: jax.Array) -> jax.Array:
+        return make_mixer(name, DIM, heads=HEADS, **sizes, **changed, rngs=nnx.Rngs(0))(x, Context.full(1, 3))[0]
+
+    with pytest.raises(UserError, match=f'^{sentence}'):
+        jax.eval_shape(called, jax.ShapeDtypeStruct((1, 3, DIM), jnp.float32))
 
 
 def test_a_key_that_serves_two_values_is_two_keys():

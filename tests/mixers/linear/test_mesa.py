@@ -151,6 +151,20 @@ def test_gradients_of_the_solution_are_differences():
     compare_with_differences('ridge regression', loss, ((q, k, v, strength, jnp.log(strength), ridge), state))
 
 
+def test_gradients_are_in_proportion_to_what_comes_back():
+    """With the offset of the released code too, beside which those of a mean over tokens are nothing."""
+    q, *others = arrays()
+    weights = noise(*q.shape, seed=5, dtype=jnp.float64)
+
+    def gradient(factor: float, offset: float) -> Array:
+        solve = functools.partial(ridge_regression, steps=K, offset=offset)
+        return jax.grad(lambda q: factor * jnp.vdot(weights, solve(q, *others)[0]))(q)
+
+    whole, small, without = jax.jit(lambda: [gradient(1.0, 1e-5), gradient(1e-6, 1e-5), gradient(1.0, 0.0)])()
+    np.testing.assert_allclose(1e6 * small, whole, rtol=1e-9)
+    np.testing.assert_allclose(whole, without, rtol=1e-9)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('strength', [1e-3, 10.0])
 def test_long_sequences_stay_finite_and_near_the_definition(strength: float):

@@ -184,3 +184,5 @@ def test_errors():
         RWKV7(8, heads=2, place=2.0, rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match=r'remaining of RWKV7 is -0\.5'):
         RWKV7(8, heads=2, remaining=-0.5, rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match='value_rank of RWKV7 is 4, which is not read without value_residual'):
+        RWKV7(8, heads=2, value_rank=4, rngs=nnx.Rngs(0))
