@@ -259,14 +259,17 @@ def attention_hopper(k: int, v: int, r: int, *, vectors: int, numbers: int, bias
 def attention_hopper_memory(
     kernel: str, step: int, *, k: int, v: int, r: int, vectors: int, numbers: int, bias: bool
 ) -> int:
-    """Bytes of shared memory of a kernel of attention on Hopper, by its name in `HopperAttentionTile`."""
-    tiles, own = 2 * (k + v) * (128 + 2 * step), 2**12
+    """Bytes of shared memory of a kernel of attention on Hopper, by its name in `HopperAttentionTile`.
+
+    Two steps of the numbers of a vector take 1,024 at most, at whose multiples Mosaic has every array begin.
+    """
+    tiles, own = 2 * (k + v) * (128 + 2 * step), 2**12 + 2**10 * max(1, vectors)
     match kernel:
         case 'forward':
-            return tiles + 8 * (vectors + 1) * step + own
+            return tiles + own
         case 'query_gradients':
-            return tiles + 8 * (vectors + 1) * step + 512 * step * bias + own
-    return tiles + 8 * (vectors + 1 + numbers) * step + 512 * r * bool(vectors) + own
+            return tiles + 512 * step * bias + own
+    return tiles + 2**10 * numbers + 512 * r * bool(vectors) + own
 
 
 def attention_tpu(t: int, s: int) -> AttentionTile:

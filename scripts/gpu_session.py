@@ -9,13 +9,14 @@
 
 `prepare` writes the float64 expectations, the list of cases, without tiles that the compiler for an absent H100 says
 spill far more than the rules', and the list of wheels. `run` writes one line of JSON per case; its status is 0 if no
-case that ran was wrong, 1 if one was, and 3 if the device stopped responding. `table` writes the tiles that were faster
-than the rules' into `pallas_kernels/tuned`.
+case that ran was wrong, 1 if one was, 2 if what it was given cannot be used, before the device is touched, and 3 if
+the device stopped responding. `table` writes the tiles that were faster than the rules' into `pallas_kernels/tuned`.
 """
 
 import argparse
 import importlib
 import json
+import math
 import pathlib
 import sys
 
@@ -45,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     one.add_argument(
         '--stages', default='', help='which, in this order, separated by commas; by default all that were prepared'
     )
-    one.add_argument('--minutes', type=float, default=9.0, help='after which it ends')
+    one.add_argument('--minutes', type=_above_zero, default=9.0, help='after which it ends')
     one.add_argument(
         '--resume', type=pathlib.Path, nargs='*', default=[], help='earlier records: cases that were ok are skipped'
     )
@@ -54,8 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
         default='',
         help='patterns of names of cases, separated by semicolons: only these, in this order within a stage',
     )
-    one.add_argument('--workers', type=int, help='processes that share the device, in stages without timings')
-    one.add_argument('--patience', type=float, default=1.0, help='multiplies every time limit')
+    one.add_argument('--workers', type=_count, help='processes that share the device, in stages without timings')
+    one.add_argument('--patience', type=_above_zero, default=1.0, help='multiplies every time limit')
     one = commands.add_parser(
         'report', help='Markdown tables of one or several sessions, from the last line of each case'
     )
@@ -78,6 +79,13 @@ def main(arguments: list[str] | None = None) -> int:
     one.add_argument('--from', dest='folder', type=pathlib.Path, required=True)
     one.add_argument('--results', type=int, required=True, help='the file descriptor for results')
     options = parser.parse_args(arguments)
+    try:
+        return _obey(parser, options)
+    except lines.Unusable as error:
+        parser.error(str(error))
+
+
+def _obey(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if options.command == 'prepare':
         return preparation.prepare(
             options.to,
@@ -107,7 +115,10 @@ def main(arguments: list[str] | None = None) -> int:
     if options.command == 'record':
         try:
             found = report.record(options.sessions, _patterns(options.without))
-            options.to.write_text(json.dumps(found, indent=1) + '\n')
+            # Imported here, since it imports JAX.
+            importlib.import_module('pallas_kernels.bench.table').replace(
+                options.to, json.dumps(found, indent=1) + '\n'
+            )
         except (OSError, ValueError) as error:
             parser.error(str(error))
         return 0
@@ -120,6 +131,22 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error(str(error))
         return 0
     return worker.serve(options.folder, options.results)
+
+
+def _above_zero(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f'{text}; expected a number above 0')
+    return number
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f'{text}; expected a whole number from 1')
+    return int(text)
 
 
 def _patterns(text: str) -> list[str]:

@@ -7,6 +7,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from scripts.session.lines import Unusable, text_of
+
 CORES = (
     'attention',
     'delta_rule',
@@ -101,13 +103,24 @@ def write(path: pathlib.Path, cases: list[Case]) -> None:
 
 
 def read(path: pathlib.Path) -> list[Case]:
-    return [Case(**case) for case in json.loads(path.read_text())]
+    """The cases that `prepare` wrote. Raises `Unusable` for a file that it did not write."""
+    text = text_of(path, 'what prepare wrote')
+    try:
+        return [Case(**case) for case in json.loads(text)]
+    except (TypeError, ValueError) as error:
+        raise Unusable(f'{path} has no cases of this version ({error}); expected what prepare wrote') from error
 
 
 def chosen(cases: Sequence[Case], patterns: Sequence[str]) -> list[Case]:
-    """The cases whose names match a pattern, as of file names, in the order of patterns; without patterns, all."""
+    """The cases whose names match a pattern, as of file names, in the order of patterns; without patterns, all.
+
+    Raises `Unusable` for a pattern that matches none.
+    """
     if not patterns:
         return list(cases)
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(case.id, pattern) for case in cases):
+            raise Unusable(f'no case is called like {pattern!r}; expected patterns of names, such as correct/softmax/*')
     found = {case.id: case for pattern in patterns for case in cases if fnmatch.fnmatchcase(case.id, pattern)}
     return list(found.values())
 

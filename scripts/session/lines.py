@@ -11,6 +11,18 @@ Line = dict[str, Any]
 STATUSES = ('ok', 'wrong', 'failed', 'timeout', 'skipped')
 
 
+class Unusable(ValueError):
+    """What a session was given cannot be used; the message is one line."""
+
+
+def text_of(path: pathlib.Path, expected: str) -> str:
+    """The text of a file that should be what is expected. Raises `Unusable` where it cannot be read."""
+    try:
+        return path.read_text(errors='replace')
+    except OSError as error:
+        raise Unusable(f'{path} is not read ({error.strerror}); expected {expected}') from error
+
+
 class Record:
     """A file to which lines are appended; a line cut off by a power failure stays separate."""
 
@@ -32,14 +44,17 @@ class Record:
 
 
 def read(paths: Iterable[pathlib.Path]) -> list[Line]:
-    """The lines of several records, without incomplete ones."""
+    """The lines of several records, without incomplete ones. Raises `Unusable` for what is no record."""
     found = []
     for path in paths:
-        for text in path.read_text(errors='replace').splitlines():
+        for text in text_of(path, 'the session.jsonl of a session').splitlines():
             try:
-                found.append(json.loads(text))
+                line = json.loads(text)
             except json.JSONDecodeError:
                 continue
+            if not (isinstance(line, dict) and {'id', 'status'} <= line.keys()):
+                raise Unusable(f'{path} is no record of a session: not every line has an id and a status')
+            found.append(line)
     return found
 
 

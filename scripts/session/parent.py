@@ -27,6 +27,9 @@ from scripts.session.cases import SMOKE, STAGES, Case, Stage
 START = 90.0
 """Seconds in which a worker must report."""
 
+DYING = 20.0
+"""Seconds in which a killed process is gone, unless it hangs where no signal reaches it, in the device's driver."""
+
 SCRIPT = pathlib.Path(__file__).resolve().parent.parent / 'gpu_session.py'
 ROOT = SCRIPT.parent.parent
 TOOLKIT = '/usr/local/cuda/bin'
@@ -102,14 +105,18 @@ class Worker:
         return [json.loads(line) for line in whole]
 
     def kill(self) -> int:
-        """Kills the process and all that it started; returns its status."""
+        """Kills the process and all that it started; returns its status, also of one that does not go."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         os.close(self.results)
         if self.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.close()
-        return self.process.wait()
+        try:
+            return self.process.wait(DYING)
+        except subprocess.TimeoutExpired:
+            # Whether the device is dead with it the check of the device says.
+            return -signal.SIGKILL
 
 
 def environment(stage: Stage) -> dict[str, str]:
@@ -268,15 +275,26 @@ class Runner:
 
 
 def run(session: Session, stages: Sequence[str] | None, resume: Sequence[pathlib.Path]) -> int:
-    """Runs the prepared cases of `stages`, in their order, except those that were ok in earlier sessions."""
+    """Runs the prepared cases of `stages`, in their order, except those that were ok in earlier sessions.
+
+    Raises `lines.Unusable`, before a device is touched, for a folder that was not prepared, what is no record, and
+    stages and patterns without a case.
+    """
     prepared = session_cases.read(session.folder / session_cases.FILE)
     dropped = session.folder / session_cases.DROPPED
     prepared += session_cases.read(dropped) if dropped.exists() else []
+    known = list(dict.fromkeys(case.stage for case in prepared))
+    for name in stages or ():
+        if name not in known:
+            raise lines.Unusable(
+                f'of the stage {name} no case was prepared in {session.folder}; {", ".join(known)} were'
+            )
     before = lines.newest(resume)
     asked = session_cases.chosen(prepared, session.only)
     left = [case for case in asked if before.get(case.id, {'status': ''})['status'] != 'ok']
     if session.commit == 'unknown':
-        session = dataclasses.replace(session, commit=(session.folder / 'commit').read_text().strip())
+        commit = lines.text_of(session.folder / 'commit', 'what prepare wrote').strip()
+        session = dataclasses.replace(session, commit=commit)
     session.out.mkdir(parents=True, exist_ok=True)
     turn.forget(session.folder)
     record = lines.Record(session.out / 'session.jsonl')

@@ -75,7 +75,7 @@ def constant_factors(ptx: str) -> list[str]:
             for register in re.findall(r'%\w+', ''.join(operands[1:2])):
                 if register in held:
                     found.append(f'{number}: {register} is {held[register]}')
-        elif (moved := re.match(r'\s*mov\.b\d+\s+(%\w+), (\w+|%\w+);', line)) and (
+        elif (moved := re.match(r'\s*mov\.b\d+\s+(%\w+), (-?\w+|%\w+);', line)) and (
             (value := held.get(moved[2], moved[2])) and not value.startswith('%')
         ):
             held[moved[1]] = value

@@ -231,6 +231,9 @@ mov.b32 	%r6, %r21;
 
 def test_constants_in_the_registers_of_factors_are_found():
     assert compile_gpu.constant_factors(FACTORS) == ['6: %r5 is 1065369472']
+    # Minus one twice, which is printed as a number below zero.
+    negative = FACTORS.replace('1065369472', '-1082081408')
+    assert compile_gpu.constant_factors(negative) == ['6: %r5 is -1082081408']
     assert (
         compile_gpu.constant_factors(FACTORS.replace('mov.b32 	%r20, 1065369472', 'xor.b32 	%r20, %r30, 1')) == []
     )

@@ -19,8 +19,9 @@ import pytest
 import pallas_kernels
 from pallas_kernels import dispatch, target, tiling, tuning
 from pallas_kernels.bench import table
-from scripts.session import cases, expected, lines, parent, preparation, report, turn
-from scripts.session.stages import bench, correct, limits, profile, sanitize, tune
+from scripts import gpu_session
+from scripts.session import cases, expected, lines, parent, preparation, report, turn, worker
+from scripts.session.stages import bench, correct, limits, profile, rehearsal, sanitize, tune
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SCRIPT = ROOT / 'scripts' / 'gpu_session.py'
@@ -292,6 +293,34 @@ def test_a_device_that_does_not_answer_ends_the_session(prepared, tmp_path, monk
     assert (tmp_path / 'session.jsonl').read_text() == ''
 
 
+def test_a_killed_process_that_does_not_go_is_waited_for_no_longer_than_said(monkeypatch):
+    """One that hangs inside of the driver, where no signal reaches it, would take the session with it."""
+    monkeypatch.setattr(parent, 'DYING', 0.1)
+    hung = parent.Worker(ROOT, cases.STAGES['rehearsal'], subprocess.DEVNULL, 30)
+    end = hung.process.wait
+
+    def stuck(timeout=None):
+        assert timeout == 0.1
+        raise subprocess.TimeoutExpired('worker', timeout)
+
+    monkeypatch.setattr(hung.process, 'wait', stuck)
+    assert parent._died(hung.kill())['reason'] == 'its process died: SIGKILL'
+    assert end(30) == -signal.SIGKILL
+
+
+def test_only_a_core_without_a_form_skips_a_case(monkeypatch, tmp_path):
+    """What a compiler does not implement is a kernel that fails."""
+    case = cases.Case('rehearsal/refuse', 'rehearsal', 30)
+    assert worker.answer(case, tmp_path)['status'] == 'skipped'
+
+    def lacks():
+        raise NotImplementedError('only 2D tiling is supported')
+
+    monkeypatch.setitem(rehearsal.CASES, 'refuse', lacks)
+    reason = 'NotImplementedError: only 2D tiling is supported'
+    assert worker.answer(case, tmp_path) == {'status': 'failed', 'reason': reason}
+
+
 def test_half_a_line_costs_no_other(tmp_path):
     path = tmp_path / 'session.jsonl'
     path.write_text('{"id": "a", "status": "ok"}\n{"id": "b", "sta')
@@ -532,3 +561,59 @@ def test_an_unknown_stage_is_named(stages):
     process = start('run', '--from=.', '--out=.', f'--stages={stages}')
     printed = process.communicate(timeout=60)[0]
     assert process.returncode == 2 and 'no stage is called' in printed
+
+
+def written(folder, *prepared):
+    """A folder that was prepared with these cases."""
+    cases.write(folder / cases.FILE, list(prepared))
+    (folder / 'commit').write_text('abc\n')
+    return folder
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (
+            ['run', '--from={0}/none', '--out={0}/out'],
+            'none/cases.json is not read (No such file or directory); expected',
+        ),
+        (
+            ['run', '--from={0}', '--out={0}/out', '--resume', '{0}/none'],
+            'none is not read (No such file or directory)',
+        ),
+        (['run', '--from={0}', '--out={0}/out', '--resume', '{0}/odd'], 'odd is no record of a session'),
+        (['run', '--from={0}', '--out={0}/out', '--only=bench/*;smoke'], "no case is called like 'smoke'"),
+        (['run', '--from={0}', '--out={0}/out', '--stages=tune'], 'of the stage tune no case was prepared'),
+        (['run', '--from={0}', '--out={0}/out', '--minutes=nan'], '--minutes: nan; expected a number above 0'),
+        (['run', '--from={0}', '--out={0}/out', '--patience=0'], '--patience: 0; expected a number above 0'),
+        (['run', '--from={0}', '--out={0}/out', '--workers=-1'], '--workers: -1; expected a whole number from 1'),
+        (['report', '{0}/none'], 'none is not read (No such file or directory)'),
+        (['report', '{0}/odd'], 'odd is no record of a session'),
+    ],
+)
+def test_what_cannot_be_used_is_one_line_before_a_device_is_touched(arguments, message, tmp_path, monkeypatch, capsys):
+    written(tmp_path, cases.Case('bench/softmax/0', 'bench', 1))
+    (tmp_path / 'odd').write_text('{"facts": {}, "lines": []}\n')
+    monkeypatch.setattr(parent.Runner, 'check_device', lambda runner: pytest.fail('a device was asked'))
+    with pytest.raises(SystemExit) as ended:
+        gpu_session.main([argument.format(tmp_path) for argument in arguments])
+    assert ended.value.code == 2 and message in capsys.readouterr().err
+    assert not (tmp_path / 'out').exists()
+
+
+def test_a_table_is_there_whole_or_as_it_was(tmp_path, monkeypatch):
+    record, asked, tiles = tuned(tmp_path, (1, 0.9, 0.95))
+    list(tune.tables([record], tmp_path / 'tuned'))
+    (tmp_path / 'later').mkdir()
+    later, *_ = tuned(tmp_path / 'later', (2, 0.5, 0.6))
+    write = pathlib.Path.write_text
+
+    def full(path, text):
+        write(path, text[: len(text) // 2])
+        raise OSError('no space left')
+
+    monkeypatch.setattr(pathlib.Path, 'write_text', full)
+    with pytest.raises(OSError, match='no space left'):
+        list(tune.tables([later], tmp_path / 'tuned'))
+    (path,) = (tmp_path / 'tuned').iterdir()
+    assert tuning.read(path, 'NVIDIA H100 80GB HBM3') == {asked: tiles[1]}

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels import target, tuning
-from pallas_kernels.bench import measure, problems, timing
+from pallas_kernels.bench import measure, problems, table, timing
 from pallas_kernels.target import Target
 from scripts.session import lines
 from scripts.session.cases import Case
@@ -181,7 +181,7 @@ def _write(kind: str, measured: Sequence[lines.Line], path: pathlib.Path) -> str
         path.unlink(missing_ok=True)
         return f'{kind}: no candidate was faster than the rules; it has no table'
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(tuning.content(kind, [*kept, *best.values()]))
+    table.replace(path, tuning.content(kind, [*kept, *best.values()]))
     return f'{path}: {len(best)} of {len(tried)} calls have a faster tile, {len(kept)} others are as before'
 
 
