@@ -27,7 +27,7 @@ transformers are (Tay et al. 2021, https://arxiv.org/abs/2011.04006); `--config.
 head reads the mean over time of a document, for every mixer; `head` is one of those of classes that
 `attnlab zoo --heads` lists, or one of real numbers where these are predicted in pretraining. With `fast`, another
 recipe, that one reads windows of `rate` tokens, and `zoo` a summary of each (`fast=s4,zoo=mamba`, HiSS; Bhirangi et al.
-2024, https://arxiv.org/abs/2402.10211).
+2024, https://arxiv.org/abs/2402.10211); positions are given where either needs them.
 `conv`, `optimizer`, `schedule` and `rounding` are as in `configs/language.py`.
 """
 
@@ -457,7 +457,10 @@ def get_config(arg: str = '') -> ConfigDict:
     evaluated = max(1, run.steps // 10)
     parts = protocol(recipe, run, chosen['head'])
     if chosen['fast']:
-        parts['model'].stack = _two_rates(recipe, run, chosen)
+        below = padded_sequence_recipe(chosen['fast'], chosen['conv'])
+        parts['model'].stack = _two_rates(below, recipe, run, chosen)
+        # Windows are told the order of their tokens as summaries are told theirs.
+        parts['model'].positions = _positions(below) or _positions(recipe)
     return run_config(
         chosen,
         steps=run.steps,
@@ -509,20 +512,29 @@ PROTOCOLS = {'scratch': _classification, 'pretrain': _denoising, 'finetune': _cl
 def _trunk(recipe: Recipe, run: Setting) -> dict[str, Any]:
     real = run.data.kind.vocab is None
     inputs = spec(Projection, features=run.data.kind.channels) if real else spec(Embedding, scale=EMBEDDING)
-    trunk = {'dim': run.dim, 'stack': _stack(recipe, run), 'inputs': inputs}
-    return {**trunk, 'positions': Sinusoidal()} if recipe.mirrored else trunk
+    stack = _stack(recipe, run, _document_length(run))
+    return {'dim': run.dim, 'stack': stack, 'inputs': inputs, 'positions': _positions(recipe)}
 
 
-def _two_rates(recipe: Recipe, run: Setting, chosen: Mapping[str, str]) -> ConfigDict:
-    """A stack of `fast` on windows, and one of the recipe on their summaries. Raises `UserError` in pretraining."""
+def _positions(recipe: Recipe) -> ConfigDict | None:
+    """What a recipe is told that cannot tell left from right."""
+    return spec(Sinusoidal) if recipe.mirrored else None
+
+
+def _document_length(run: Setting) -> int:
+    """Tokens of a row as mixers see it: each document of a pair is one."""
+    return run.length // run.data.kind.documents
+
+
+def _two_rates(below: Recipe, recipe: Recipe, run: Setting, chosen: Mapping[str, str]) -> ConfigDict:
+    """A stack of `below` on windows, and one of the recipe on their summaries. Raises `UserError` in pretraining."""
     if chosen['protocol'] != 'scratch':
         raise UserError(f'fast={chosen["fast"]} summarises windows, and goes with protocol=scratch; leave it out')
     rate = whole('rate', chosen['rate'] or '10')
-    below = padded_sequence_recipe(chosen['fast'], chosen['conv'])
     return spec(
         TwoRates,
-        fast=_stack(below, dataclasses.replace(run, length=rate, sizes={})),
-        slow=_stack(recipe, dataclasses.replace(run, length=-(-run.length // rate))),
+        fast=_stack(below, dataclasses.replace(run, sizes={}), rate),
+        slow=_stack(recipe, run, -(-_document_length(run) // rate)),
         window=rate,
     )
 
@@ -532,9 +544,9 @@ def _of_slow(overrides: tuple[Override, ...]) -> tuple[Override, ...]:
     return tuple(dataclasses.replace(each, pattern=f'stack/slow/{each.pattern}') for each in overrides)
 
 
-def _stack(recipe: Recipe, run: Setting) -> ConfigDict:
-    """The recipe's mixers in the one block, in their bidirectional form where they have one."""
-    mixers = recipe.sized(heads=run.heads, window=run.window, length=run.length, causal=not recipe.bidirectional)
+def _stack(recipe: Recipe, run: Setting, length: int) -> ConfigDict:
+    """The recipe's mixers in the one block, in their bidirectional form where they have one, for rows of `length`."""
+    mixers = recipe.sized(heads=run.heads, window=run.window, length=length, causal=not recipe.bidirectional)
     for mixer in mixers:
         # Of layers that read both ways the mixers inside take them; the convolutions of conv=1 take none.
         for each in within(mixer):

@@ -525,7 +525,8 @@ def _classification(given: Mapping[str, str]) -> ConfigDict:
     if steps != int(chosen['lookback']) and chosen['lookback'] != LOOKBACK:
         raise UserError(f'lookback={chosen["lookback"]} is not that of data={chosen["data"]}, {steps}; leave it out')
     recipe = padded_sequence_recipe(chosen['zoo'], chosen['conv'])
-    stack = _stack(recipe, size, steps, _causal(recipe, chosen), chosen)
+    causal = _causal(recipe, chosen)
+    stack = _stack(recipe, size, steps, causal, chosen)
     head = choose(CLASSIFIERS, 'head', chosen['head'] or 'linear').made(classes=data.kind.classes)
     model = spec(
         Model,
@@ -533,7 +534,7 @@ def _classification(given: Mapping[str, str]) -> ConfigDict:
         stack=stack,
         inputs=spec(Projection, features=data.kind.channels),
         # A mixer that cannot tell left from right is told.
-        positions=Sinusoidal() if recipe.mirrored else None,
+        positions=Sinusoidal() if _unordered(chosen, causal) else None,
         head=head,
         pool=MeanPool(),
         streaming=False,
@@ -779,8 +780,13 @@ def _inputs(
 
 
 def _unordered(chosen: Mapping[str, str], causal: bool) -> bool:
-    """Whether the order of what is read is nothing to the recipe."""
-    return not causal and padded_sequence_recipe(chosen['zoo'], chosen['conv']).mirrored
+    """Whether the order of what is read is nothing to the recipe, or to that of windows."""
+    if not causal and padded_sequence_recipe(chosen['zoo'], chosen['conv']).mirrored:
+        return True
+    if not chosen['fast']:
+        return False
+    fast = padded_sequence_recipe(chosen['fast'], chosen['conv'])
+    return fast.mirrored and not fast.causal
 
 
 def _head(system: System, variates: int, chosen: Mapping[str, str], basis: TrainingBasis | None = None) -> ConfigDict:

@@ -34,7 +34,7 @@ from attnlab.quantize.layers import linear_maps
 from attnlab.quantize.training import Learned, Rounded, RoundedLinear
 from attnlab.sweep.sweep import read
 from attnlab.testing.noise import noise
-from attnlab.train.cost import flops_per_token, parameters, state_bytes
+from attnlab.train.cost import flops_per_token, implementations, parameters, state_bytes
 from attnlab.train.optimizer import Group, named_parameters
 from attnlab.train.programs import structure
 from attnlab.train.schedule import Constant, Cosine
@@ -635,6 +635,31 @@ def test_long_range_by_any_recipe(name):
 def test_long_range_gives_positions_to_what_cannot_tell_left_from_right(name):
     model = long_range.get_config(f'zoo={name},size=smoke').model
     assert (model.positions is not None) == ZOO[name].mirrored
+
+
+def test_long_range_gives_positions_to_windows_that_cannot_tell_left_from_right():
+    for fast in ('gla', 's4'):
+        model = long_range.get_config(f'zoo=mamba,fast={fast},size=smoke').model
+        assert (model.positions is not None) == ZOO[fast].mirrored
+
+
+@pytest.mark.parametrize('name', ['norm_lin', 'hyena', 'gau'])
+def test_long_range_makes_mixers_of_a_length_for_one_document(name):
+    """Of a pair each is a row of its own; at two rates a row has a summary for every ten tokens."""
+    for task, more, lengths in (
+        ('listops', '', [2_000]),
+        ('aan', '', [4_000]),
+        ('aan', f',fast={name}', [10, 400]),
+        ('aan', ',protocol=pretrain', [4_000]),
+    ):
+        stack = long_range.get_config(f'task={task},zoo={name}{more}').model.stack
+        stacks = [stack.fast, stack.slow] if 'fast' in stack else [stack]
+        assert [each.blocks[0].mixer.length for each in stacks] == lengths
+
+
+def test_what_runs_on_pairs_is_asked_of_one_document():
+    """Of as many tokens as the mixer is made for."""
+    assert implementations(prepare(long_range.get_config('task=aan,zoo=norm_lin'))) == []
 
 
 LONG_RANGE = [f'task={name},size={size}' for size, runs in long_range.SIZES.items() for name in runs]

@@ -227,6 +227,16 @@ def test_summaries_have_places_where_their_order_would_be_lost():
     assert series.get_config(f'zoo=mha,{asked}').model.inputs.positions is None
 
 
+def test_windows_have_places_where_their_order_would_be_lost():
+    """Of recipes without a causal form, which read windows both ways."""
+    asked = 'inputs=together,patch=1,form=causal,data=seasonal,zoo=mamba'
+    assert series.get_config(f'fast=polarized,{asked}').model.inputs.positions is not None
+    assert series.get_config(f'fast=linear_transformer,{asked}').model.inputs.positions is None
+    for fast, told in (('polarized', True), ('linear_transformer', False)):
+        model = series.get_config(f'task=classification,zoo=mamba,fast={fast}').model
+        assert (model.positions is not None) == told
+
+
 def test_two_rates_are_two_stacks():
     stack = series.get_config('system=hiss,lookback=96').model.stack
     classes = [stack[name].blocks[0].mixer.target.rpartition('.')[2] for name in ('fast', 'slow')]

@@ -20,7 +20,7 @@ from attnlab.quantize.layers import has_few_bits, simulated
 from attnlab.quantize.states import without_storage
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
-from attnlab.tasks.given import context_of
+from attnlab.tasks.given import given
 from attnlab.tasks.task import Batch, Task
 
 ATTENTION = ('sink_rate', 'entropy', 'sparsity')
@@ -92,7 +92,7 @@ def _layers(loaded: Loaded, rows: list[Batch]) -> Iterator[dict[str, float]]:
 
 
 def _examine(task: Task, model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.Array]]:
-    streams, ctx = entered(model, batch['tokens'], context_of(task, batch))
+    streams, ctx = entered(model, *given(task, batch))
     segments = ctx.segments_or_ones()
     real = segments > 0
     found = []

@@ -18,7 +18,7 @@ from attnlab.models.layers import entered, layers
 from attnlab.models.predictor import one_stack
 from attnlab.nn.experts import MixtureOfExperts, Routing
 from attnlab.tables import Column, Table, digits
-from attnlab.tasks.given import context_of
+from attnlab.tasks.given import given
 from attnlab.tasks.task import Batch
 from attnlab.train.partition import feed
 from attnlab.train.setup import Cadence, Setup
@@ -145,7 +145,7 @@ def _program(setup: Setup) -> Callable[..., dict[int, tuple[jax.Array, jax.Array
 
     def loads(variables: nnx.State, batch: Batch) -> dict[int, tuple[jax.Array, jax.Array]]:
         model = nnx.merge(setup.graphdef, variables)
-        found = routings(model, batch['tokens'], context_of(setup.task, batch))
+        found = routings(model, *given(setup.task, batch))
         return {index: (each.load, jnp.asarray(each.dropped)) for index, each in found}
 
     return setup.jit(loads, out_shardings=setup.whole)

@@ -71,10 +71,14 @@ class InstanceNorm:
     """The level of a window is its mean, its scale `sqrt(var + eps)` with the variance of the population.
 
     Kim et al. 2022, "Reversible instance normalization", https://openreview.net/forum?id=cGDAkQo1C0p; `WindowGain` is
-    its learned gain and bias.
+    its learned gain and bias. Raises `UserError` for an `eps` that is not above 0: a window may stand still.
     """
 
     eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.eps <= 0:
+            raise UserError(f'eps of InstanceNorm is {self.eps}; it must be above 0, for windows that stand still')
 
     def statistics(self, window: Any) -> tuple[Any, Any]:
         """Level and scale of every variate, `b 1 v`; arrays of jax or numpy."""

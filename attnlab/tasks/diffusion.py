@@ -41,11 +41,17 @@ class CosineSchedule:
 
     Nichol and Dhariwal 2021, https://arxiv.org/abs/2102.09672.
 
+    Raises `UserError` for a negative offset.
+
     Attributes:
       offset: `s`.
     """
 
     offset: float = 0.008
+
+    def __post_init__(self) -> None:
+        if self.offset < 0:
+            raise UserError(f'offset of CosineSchedule is {self.offset}; it must be at least 0')
 
     def levels(self, t: Any, xp: Any = jnp) -> tuple[Any, Any]:
         """Returns `a` and `b`, with the functions of `xp`, jax.numpy or numpy."""

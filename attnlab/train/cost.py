@@ -20,6 +20,7 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.models.predictor import Stacked
+from attnlab.tasks.given import documents_of
 from attnlab.tasks.task import Batch
 from attnlab.train.setup import Setup
 from attnlab.train.state import joined
@@ -166,8 +167,9 @@ def implementations(setup: Setup) -> list[LayerCore]:
 
 
 def _context(setup: Setup) -> Context:
-    """The context of the mixers in training: with segments where the task packs documents."""
-    ctx = Context.full(setup.batch_size, setup.length)
+    """The context of the mixers in training: with segments where the task packs documents, a row each of pairs."""
+    count = documents_of(setup.task)
+    ctx = Context.full(setup.batch_size * count, setup.length // count)
     return setup.model.layout(
         dataclasses.replace(ctx, segments=jnp.ones_like(ctx.positions)) if setup.task.packs else ctx
     )

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attnlab.tasks.given import context_of
+from attnlab.tasks.given import given
 from attnlab.tasks.task import Batch, Task
 from attnlab.train.optimizer import named_parameters
 from attnlab.train.state import TrainState, joined
@@ -19,7 +19,7 @@ def first_nonfinite(task: Task, graphdef: nnx.GraphDef, state: TrainState, batch
         if bad := _bad_leaf(variables):
             return f'{kind} {bad}'
     model = nnx.merge(graphdef, state.variables)
-    for stage in model.stages(batch['tokens'], context_of(task, batch)):
+    for stage in model.stages(*given(task, batch)):
         if not bool(jnp.all(jnp.isfinite(stage.value))):
             return f'output of {stage.name}'
     if not bool(jnp.isfinite(task.measure(model, batch, None)['loss'].total)):

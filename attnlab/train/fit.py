@@ -13,7 +13,7 @@ from attnlab.context import Context
 from attnlab.models.layers import entered, layers, stacks
 from attnlab.models.stack import Stack
 from attnlab.random import key_for
-from attnlab.tasks.given import context_of
+from attnlab.tasks.given import given
 from attnlab.tasks.task import Batch
 from attnlab.train.rows import rows_of
 from attnlab.train.setup import Setup
@@ -89,7 +89,7 @@ def with_hashes_fitted(setup: Setup, state: TrainState) -> TrainState:
 
     def run(variables: nnx.State, batch: Batch) -> nnx.State:
         model = nnx.merge(setup.graphdef, variables)
-        fit_hashes(model, batch['tokens'], context_of(setup.task, batch), key_for(setup.seed, 0, 'fit'))
+        fit_hashes(model, *given(setup.task, batch), key_for(setup.seed, 0, 'fit'))
         return split(model)[2]
 
     return dataclasses.replace(state, buffers=setup.jit(run, out_shardings=shardings)(state.variables, batch))

@@ -172,7 +172,8 @@ HYBRIDS = {
             'Five Mamba-2 layers to one of attention, without positions, as in the middle of the released 8B model, '
             'whose first attention follows four; fewer layers than six have none of it. Every layer is followed by the '
             'channel mixer of other recipes; theirs, W_2 relu(W_1 x)^2, does not follow the fifth. One B and one C '
-            'serve all heads, and norms of Mamba-2 are over all of them; theirs come in eight groups. One key/value '
+            'serve all heads, and norms of Mamba-2 are over all of them; theirs come in eight groups. Rates of decay '
+            'are drawn as those of mamba2, where the released code has 1, 2, 3 and so on over the heads. One key/value '
             'head; theirs one for every four.'
         ),
     ),
@@ -233,8 +234,9 @@ HYBRIDS = {
         notes=(
             'Mamba-2 and attention side by side in every layer, their outputs added; `scales` are the multipliers of '
             'the outputs, those of inputs, keys and projections are one. Mamba-2 has no norm, as in the released '
-            'models, and twice the width of the model; theirs is narrower, and states of 256 channels. One key/value '
-            'head, theirs two to eight.'
+            'models, and twice the width of the model; theirs is narrower, and states of 256 channels. Rates of decay '
+            'and steps start drawn as those of mamba2, in the released code at 1, 2, 3 and so on over the heads and '
+            'with biases of 1. One key/value head, theirs two to eight.'
         ),
     ),
 }

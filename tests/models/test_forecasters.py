@@ -222,6 +222,14 @@ def test_an_autoregression_without_penalty_is_least_squares_and_with_it_is_spars
     np.testing.assert_allclose(sparse[7:], known, atol=0.03)
 
 
+@pytest.mark.parametrize('wrong', [{'power': 0.0}, {'strength': -0.1}, {'share': 0.0}])
+def test_a_sparse_head_names_numbers_that_make_no_penalty(wrong):
+    """A power of 0 was a division by zero in the first step."""
+    ((name, value),) = wrong.items()
+    with pytest.raises(UserError, match=f'{name}.* of SparseAffineHead .*{value}'):
+        SparseAffineHead(10, 1, **{'share': 0.3} | wrong, rngs=nnx.Rngs(0))
+
+
 def fitted(lags, targets, **options):
     """The weights of a sparse head after steps of Adam on all rows."""
     graphdef, params = nnx.split(SparseAffineHead(10, 1, **options, rngs=nnx.Rngs(0)))

@@ -20,6 +20,8 @@ def test_statistics_of_windows():
         np.testing.assert_allclose(scale, np.sqrt(X.var(axis=1, keepdims=True) + 1e-5), rtol=1e-6)
         level, scale = level_and_scale(None, x)
         assert not np.asarray(level).any() and (np.asarray(scale) == 1).all()
+    with pytest.raises(UserError, match=r'eps of InstanceNorm is 0\.0; it must be above 0'):
+        InstanceNorm(eps=0.0)
 
 
 def test_a_trend_repeats_the_ends():

@@ -35,6 +35,8 @@ def test_levels_go_from_the_image_to_noise():
     np.testing.assert_allclose(a**2 + b**2, 1)
     np.testing.assert_allclose(a[[0, 3]], [1, 0], atol=1e-12)
     assert a[1] == pytest.approx(0.7, abs=0.02) and 0.005 < a[2] < 0.01
+    with pytest.raises(UserError, match=r'offset of CosineSchedule is -1\.0; it must be at least 0'):
+        CosineSchedule(offset=-1.0)
 
 
 @pytest.mark.parametrize('predicts', ['epsilon', 'v'])

@@ -106,9 +106,11 @@ class Windows:
             raise UserError(f'look-back and horizon are {self.lookback} and {self.horizon}; they must be at least 1')
         start, end = self._rows()
         if end - start < self.lookback + self.horizon:
+            before = self.series.borders[self.split][0] - start
+            read = f', and {before} before it are read' if before else ''
             raise UserError(
-                f'the {self.split} split has {end - start} rows; look-back {self.lookback} and horizon {self.horizon} '
-                'need as many as both together'
+                f'the {self.split} split has {end - start - before} rows{read}; look-back {self.lookback} and horizon '
+                f'{self.horizon} need as many as both together'
             )
 
     def __len__(self) -> int:

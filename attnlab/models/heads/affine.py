@@ -75,7 +75,8 @@ class SparseAffineHead(AffineHead):
     `share` is the fraction of weights that are expected not to be zero; 1 adds nothing. Triebe, Laptev and Rajagopal
     2019, https://arxiv.org/abs/1911.12436, whose code multiplies the strength by a ramp over the first epochs.
 
-    Raises `UserError` for a share that is not above 0 and at most 1.
+    Raises `UserError` for a share that is not above 0 and at most 1, a power that is not above 0, and a negative
+    strength, which would reward weights.
     """
 
     def __init__(
@@ -94,6 +95,11 @@ class SparseAffineHead(AffineHead):
         super().__init__(dim, vocab, error=error, variates=variates, parts=parts, rngs=rngs)
         if not 0 < share <= 1:
             raise UserError(f'share of SparseAffineHead is {share}; it must be above 0 and at most 1')
+        if power <= 0 or strength < 0:
+            raise UserError(
+                f'power and strength of SparseAffineHead are {power} and {strength}; they must be above 0, and at '
+                'least 0'
+            )
         self.share, self.strength, self.power = share, strength, power
 
     def penalty(self) -> Float[Array, ''] | None:

@@ -33,7 +33,7 @@ def test_columns_of_electrodes():
     assert values.shape == (800, every.variates) == (800, 4)
     np.testing.assert_array_equal(ShippedSeries('eeg', columns=('PG9', 'PG3')).values(), values[:, [3, 0]])
     assert every.describe()['content'] == hashlib.sha256(every.path().read_bytes()).hexdigest()
-    with pytest.raises(UserError, match='the valid split has 176 rows; look-back 96 and horizon 96 need'):
+    with pytest.raises(UserError, match='the valid split has 80 rows, and 96 before it are read; look-back 96 and'):
         Windows(scaled(every), 'valid', 96, 96)
 
 
