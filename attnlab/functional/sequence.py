@@ -375,9 +375,10 @@ def _around(
     """Attention in a ring, or with few keys gathered, with the factors and the gates that are of whole rows."""
     counts = _counts(q.shape[0], q.shape[1], rule.causal, segments) if rule.weights.counts_keys else None
     factors = [None if counts is None else rule.weights.query_factor(counts), temperature]
-    for factor in factors:
-        if factor is not None:
-            q = (q * factor.reshape(*(1,) * (3 - factor.ndim), *factor.shape, 1)).astype(q.dtype)
+    given = [x.reshape(*(1,) * (3 - x.ndim), *x.shape, 1) for x in factors if x is not None]
+    if given:
+        # As on one device: rounded once, and in the type of sums, which the gradients of the factors are.
+        q = (q.astype(wide_dtype(q.dtype)) * functools.reduce(jnp.multiply, given)).astype(q.dtype)
     forget = None
     if log_forget is not None:
         wide = log_forget.astype(wide_dtype(log_forget.dtype))

@@ -14,7 +14,7 @@ import pytest
 
 from attnlab.functional import cores, sequence
 from attnlab.runs.collectives import exchanges
-from pallas_kernels import ClippedSoftmax, Entmax15, Relu, Softmax
+from pallas_kernels import ClippedSoftmax, Entmax15, Relu, ScalableSoftmax, Softmax
 from tests.functional import divided
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -67,6 +67,13 @@ def test_slopes_of_16_bits_are_of_the_same_distances_in_a_ring():
     q, v = jnp.zeros((1, 2048, 1, 4)), divided.noise('v', 1, 2048, 1, 4)
     read = functools.partial(cores.attention, slopes=jnp.full(1, 0.5, jnp.bfloat16))
     np.testing.assert_allclose(divided.compiled(read, divided.mesh(sequence=2))(q, q, v), read(q, q, v), atol=1e-5)
+
+
+def test_queries_of_16_bits_are_rounded_once_behind_both_of_their_factors_in_a_ring():
+    q, k = (divided.noise(name, 2, 16, 2, 8).astype(jnp.bfloat16) for name in 'qk')
+    v, temperature = divided.noise('v', 2, 16, 2, 4), jnp.asarray([1.3, 0.7], jnp.bfloat16)
+    read = functools.partial(cores.attention, weights=ScalableSoftmax(), temperature=temperature)
+    np.testing.assert_allclose(divided.compiled(read, divided.mesh(sequence=2))(q, k, v), read(q, k, v), atol=1e-5)
 
 
 @pytest.mark.parametrize(
