@@ -76,6 +76,18 @@ def test_queries_of_16_bits_are_rounded_once_behind_both_of_their_factors_in_a_r
     np.testing.assert_allclose(divided.compiled(read, divided.mesh(sequence=2))(q, k, v), read(q, k, v), atol=1e-5)
 
 
+def test_gates_behind_large_sums_have_all_of_their_digits_in_a_ring():
+    """Of a sum of -3e5 neighbours in float32 are 0.03 apart, which the gates of a row of 400,000 tokens come to."""
+    q, k, v = (divided.noise(name, 2, 16, 1, 4) for name in 'qkv')
+    gates = divided.fading('gates', 2, 16, 1).at[:, 2].set(-3e5)
+    # The first row is one document; in the second another goes on over the edge of the devices, with sums of its own.
+    segments = jnp.asarray([[1] * 16, [1] * 5 + [2] * 11], jnp.int32)
+    for known in (None, segments):
+        read = functools.partial(cores.attention, log_forget=gates, segments=known)
+        found = divided.compiled(read, divided.mesh(sequence=2))(q, k, v)
+        np.testing.assert_allclose(found, read(q, k, v), atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ('name', 'axis'),
     [
