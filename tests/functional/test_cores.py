@@ -14,7 +14,7 @@ import pytest
 
 from attnlab.functional import cores, sequence
 from attnlab.runs.collectives import exchanges
-from pallas_kernels import ClippedSoftmax, Entmax15, Relu, ScalableSoftmax, Softmax
+from pallas_kernels import ClippedSoftmax, Entmax15, Relu, ScalableSoftmax, Sigmoid, Softmax
 from tests.functional import divided
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -208,6 +208,13 @@ def test_one_query_of_several_keys_is_not_divided():
     segments = jnp.ones((1, 1), jnp.int32), jnp.asarray([[1, 1, 1, 2, 1, 1, 2, 1]], jnp.int32)
     call = functools.partial(cores.attention, causal=False, segments=segments, bias=bias)
     np.testing.assert_allclose(divided.compiled(call, divided.mesh(sequence=2))(q, k, k), call(q, k, k), rtol=1e-6)
+
+
+def test_one_key_of_several_queries_is_read_once():
+    """Under weights that add up to no one in particular, every device would add it again."""
+    q, k, v = divided.noise('q', 1, 8, 2, 4), divided.noise('k', 1, 1, 2, 4), divided.noise('v', 1, 1, 2, 4)
+    call = functools.partial(cores.attention, weights=Sigmoid(), causal=False)
+    np.testing.assert_allclose(divided.compiled(call, divided.mesh(sequence=2))(q, k, v), call(q, k, v), rtol=1e-6)
 
 
 def test_classes_that_do_not_exist_have_no_loss():
