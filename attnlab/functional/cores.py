@@ -155,10 +155,12 @@ def _sizes(letters: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, i
     sizes: dict[str, int] = {}
     times: set[int] = set()
     for names, array in zip(jax.tree.leaves(letters), jax.tree.leaves(arrays), strict=True):
-        for letter, size in zip(names.translate(SAME).split(), array.shape, strict=True):
+        for name, size in zip(names.split(), array.shape, strict=True):
+            letter = name.translate(SAME)
             if letter in AXES:
                 sizes[letter] = max(size, sizes.get(letter, 1))
-            if letter == 't' and size > 1:
+            # One key is one key, and not broadcast: every device would read it, as if it were another.
+            if letter == 't' and (size > 1 or name == 's'):
                 times.add(size)
     first = next(iter(arrays))
     own = dict(zip(letters[first].split(), arrays[first].shape, strict=True))

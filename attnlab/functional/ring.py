@@ -70,11 +70,13 @@ class Floats(NamedTuple):
 class Known(NamedTuple):
     """What the pieces of one device are: documents, `p b t` or `None`, and the position of the first token, `p`.
 
-    Of all devices: `n p b t` and `n p`.
+    Of all devices: `n p b t` and `n p`. `rest` is what rounding took from the sums of forget gates, `p b t h`, or
+    `None`.
     """
 
     segments: Array | None
     start: Array
+    rest: Array | None = None
 
 
 class Keys(NamedTuple):
@@ -101,6 +103,7 @@ def attention(
     *,
     segments: Array | None = None,
     forget: Array | None = None,
+    rest: Array | None = None,
     slopes: Array | None = None,
     sink_scores: Array | None = None,
 ) -> Array:
@@ -114,6 +117,7 @@ def attention(
       v: its values, `b t g v`.
       segments: documents of its tokens, `b t`.
       forget: logarithms of the forget gates, summed from the start of each document, `b t h`; causal alone.
+      rest: what rounding took from these sums, `b t h`, without a gradient; given with `forget`.
       slopes: bias linear in the distance, `h`; causal alone.
       sink_scores: the score of one more key, `h`.
     """
@@ -121,7 +125,8 @@ def attention(
     gates = None if forget is None else deal.out(forget)
     keys = deal.gathered if rule.gathers else deal.out
     floats = Floats(deal.out(q), keys(k), keys(v), gates, slopes, sink_scores)
-    known = Known(None if segments is None else deal.out(segments), deal.starts())
+    documents, lost = (None if each is None else deal.out(each) for each in (segments, rest))
+    known = Known(documents, deal.starts(), lost)
     every = Known(None if segments is None else deal.gathered(segments), deal.all_starts()) if rule.gathers else None
     return deal.back(_ring(rule, floats, known, every))
 
@@ -294,8 +299,10 @@ def _read(
     """What the queries have read with the keys that are here, in float32 or wider."""
     for causal, pairs in _pairs(rule, distance):
         arguments = _arguments([pair.query for pair in pairs], [pair.key for pair in pairs], known, keys.known)
+        given, rests = arguments(floats.q, keys.k, keys.v, floats.forget, keys.forget, floats.slopes)
         part = pallas_kernels.attention_part(
-            **arguments(floats.q, keys.k, keys.v, floats.forget, keys.forget, floats.slopes),
+            **given,
+            rests=rests,
             segments=_segments(pairs, known, keys.known),
             **_options(rule, causal),
         )
@@ -327,9 +334,11 @@ def _pull_pairs(
     for causal, pairs in _pairs(rule, distance):
         queries, columns = [pair.query for pair in pairs], [pair.key for pair in pairs]
         arguments = _arguments(queries, columns, known, keys.known)
-        given, pull = jax.vjp(arguments, floats.q, keys.k, keys.v, floats.forget, keys.forget, floats.slopes)
+        traced = floats.q, keys.k, keys.v, floats.forget, keys.forget, floats.slopes
+        given, pull, rests = jax.vjp(arguments, *traced, has_aux=True)
         gradients = pallas_kernels.attention_part_gradients(
             **given,
+            rests=rests,
             part=jax.tree.map(lambda x, queries=queries: _taken(x, queries), found),
             doutput=_taken(doutput, queries),
             segments=_segments(pairs, known, keys.known),
@@ -355,16 +364,27 @@ def _options(rule: Rule, causal: bool) -> dict[str, Any]:
 
 def _arguments(
     queries: list[Any], columns: list[Any], known: Known, keys_known: Known
-) -> Callable[..., dict[str, Any]]:
-    """A function of the differentiable arrays to those of a call for pairs of pieces, stacked along the rows."""
+) -> Callable[..., tuple[dict[str, Any], tuple[Array, Array] | None]]:
+    """A function of the differentiable arrays to those of a call for pairs of pieces, stacked along the rows.
+
+    And what rounding took from the terms, where these are sums of gates.
+    """
 
     def of(
         q: Array, k: Array, v: Array, forget: Array | None, key_forget: Array | None, slopes: Array | None
-    ) -> dict[str, Any]:
+    ) -> tuple[dict[str, Any], tuple[Array, Array] | None]:
         found = {'q': _taken(q, queries), 'k': _taken(k, columns), 'v': _taken(v, columns)}
         terms: list[Array] = [jnp.zeros((1, 1, 1))] * 2
+        rests: tuple[Array, Array] | None = None
         if forget is not None and key_forget is not None:
-            terms = [_taken(forget, queries), _taken(key_forget, columns)]
+            # Sums are counted from the first query of a pair, so that those of near keys have all of their digits.
+            first = _First(
+                jax.lax.stop_gradient(_taken(forget[:, :, :1], queries)),
+                None if known.segments is None else _taken(known.segments[:, :, :1], queries),
+            )
+            of_queries = first.since(forget, known, queries)
+            of_keys = first.since(key_forget, keys_known, columns)
+            terms, rests = [of_queries[0], of_keys[0]], (of_queries[1], of_keys[1])
         if slopes is not None:
             # Distances are counted from the first query of a pair, so that those of near keys are exact.
             here = jnp.arange(q.shape[2])[None]
@@ -377,9 +397,35 @@ def _arguments(
                 terms[place] = terms[place] - rows[..., None] * slopes[None, None]
         if forget is not None or slopes is not None:
             found |= {'query_terms': terms[0], 'key_terms': terms[1]}
-        return found
+        return found, rests
 
     return of
+
+
+class _First(NamedTuple):
+    """The first queries of pairs: the sums of the gates up to them, `b 1 h`, and their documents, `b 1` or `None`."""
+
+    forget: Array
+    segments: Array | None
+
+    def since(self, forget: Array, known: Known, pieces: list[Any]) -> tuple[Array, Array]:
+        """The sums less those up to these queries, `b t h`, and what rounding took from them, which has no gradient.
+
+        Sums of other documents are left as they are: they begin later. No other document than that of its first query
+        is in two pieces of a pair, unless both are the same one.
+        """
+        begun = self.forget
+        if self.segments is not None and known.segments is not None:
+            begun = jnp.where((_taken(known.segments, pieces) == self.segments)[..., None], begun, 0)
+        sums = _taken(forget, pieces)
+        near = sums - begun
+        # What the difference of two numbers lost is a number too (Knuth's sum of two).
+        back = near - sums
+        lost = jax.lax.stop_gradient((sums - (near - back)) - (begun + back))
+        if known.rest is not None:
+            lost = lost + _taken(known.rest, pieces)
+        whole = near + lost
+        return whole, jax.lax.stop_gradient(near - whole) + lost
 
 
 def _segments(pairs: list[_Pair], known: Known, keys_known: Known) -> tuple[Array, Array] | None:

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 import pallas_kernels
 from attnlab.errors import UserError
 from attnlab.functional import ring
 from attnlab.functional.precision import wide_dtype
 from pallas_kernels import Softmax, WeightMap, packing
+from pallas_kernels.attention.problem import rounded_off
 from pallas_kernels.ledger import Ledger
 
 SEQUENCE = 'sequence'
@@ -375,18 +376,45 @@ def _around(
     """Attention in a ring, or with few keys gathered, with the factors and the gates that are of whole rows."""
     counts = _counts(q.shape[0], q.shape[1], rule.causal, segments) if rule.weights.counts_keys else None
     factors = [None if counts is None else rule.weights.query_factor(counts), temperature]
-    for factor in factors:
-        if factor is not None:
-            q = (q * factor.reshape(*(1,) * (3 - factor.ndim), *factor.shape, 1)).astype(q.dtype)
-    forget = None
+    given = [x.reshape(*(1,) * (3 - x.ndim), *x.shape, 1) for x in factors if x is not None]
+    if given:
+        # As on one device: rounded once, and in the type of sums, which the gradients of the factors are.
+        q = (q.astype(wide_dtype(q.dtype)) * functools.reduce(jnp.multiply, given)).astype(q.dtype)
+    forget: Array | None = None
+    rest: Array | None = None
     if log_forget is not None:
         wide = log_forget.astype(wide_dtype(log_forget.dtype))
         forget, _ = linear_scan(wide, jnp.ones(wide.shape[-1], wide.dtype), segments=segments)
+        rest = _rounded_off(wide, forget, segments)
     after = None if counts is None else rule.weights.output_factor(counts)
     # Rounded only after the factor, which brings it into the range of 16 bits.
     rule = dataclasses.replace(rule, wide=after is not None)
-    output = ring.attention(rule, q, k, v, segments=segments, forget=forget, slopes=slopes, sink_scores=sink_scores)
+    output = ring.attention(
+        rule, q, k, v, segments=segments, forget=forget, rest=rest, slopes=slopes, sink_scores=sink_scores
+    )
     return output if after is None else (output * after[..., None]).astype(v.dtype)
+
+
+def _rounded_off(
+    gates: Float[Array, 'b t h'], total: Float[Array, 'b t h'], segments: Int[Array, 'b t'] | None
+) -> Float[Array, 'b t h']:
+    """What rounding took from `total`, the sums of the gates from the start of each document to this device's tokens.
+
+    `segments` are runs. It is what `rounded_off` finds of the whole row: before this device's tokens it is given, of
+    every device that holds the beginning of their first document, the sum of its gates and what rounding took from it.
+    """
+    here, count = jax.lax.axis_index(SEQUENCE), jax.lax.axis_size(SEQUENCE)
+    runs = jnp.zeros(gates.shape[:2], jnp.int32) if segments is None else segments
+    ending = jnp.where((runs == runs[:, -1:])[..., None], gates, 0)
+    sums = jnp.cumsum(ending, axis=1)
+    own = jnp.stack([sums, rounded_off(ending, sums, jnp.zeros_like(runs, bool)[..., None])])[:, :, -1]
+    last = jax.lax.all_gather(runs[:, -1], SEQUENCE)
+    goes_on = (last == runs[None, :, 0]) & (jnp.arange(count) < here)[:, None]
+    before = jnp.where(goes_on[:, None, :, None], jax.lax.all_gather(own, SEQUENCE), 0)
+    before = jnp.moveaxis(before.reshape(2 * count, *gates.shape[::2]), 0, 1)
+    spread = ((0, 0), (2 * count, 0), (0, 0))
+    rows = jnp.concatenate([before, gates], axis=1), jnp.pad(total, spread)
+    return rounded_off(*rows, jnp.pad(packing.starts(runs)[..., None], spread))[:, 2 * count :]
 
 
 def _counts(batch: int, t: int, causal: bool, segments: Array | None) -> Array:

@@ -87,10 +87,7 @@ class WarmupStableDecay(Schedule):
     shape: str = 'sqrt'
 
     def __call__(self, steps: int, peak_lr: ArrayLike) -> optax.Schedule:
-        warm, decay = in_steps('warmup', self.warmup, steps), in_steps('decay', self.decay, steps)
-        if max(self.warmup, self.decay) < 1 and self.warmup + self.decay <= 1:
-            # Fractions of a run fit in it, however both are rounded.
-            decay = min(decay, steps - warm)
+        warm, decay = self._phases(steps)
         _check_final(self.final)
         _check_fits(steps, warmup=warm, decay=decay)
         if self.shape not in ('linear', 'sqrt'):
@@ -103,7 +100,15 @@ class WarmupStableDecay(Schedule):
         return _warmed(shape, warm, peak_lr)
 
     def steady(self, steps: int) -> int:
-        return steps - in_steps('decay', self.decay, steps)
+        return steps - self._phases(steps)[1]
+
+    def _phases(self, steps: int) -> tuple[int, int]:
+        """Steps of the warm-up and of the decay."""
+        warm, decay = in_steps('warmup', self.warmup, steps), in_steps('decay', self.decay, steps)
+        if max(self.warmup, self.decay) < 1 and self.warmup + self.decay <= 1:
+            # Fractions of a run fit in it, however both are rounded.
+            decay = min(decay, steps - warm)
+        return warm, decay
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,6 +46,7 @@ def attention_part(
     segments: tuple[jax.Array, jax.Array] | None = None,
     query_terms: jax.Array | None = None,
     key_terms: jax.Array | None = None,
+    rests: tuple[jax.Array, jax.Array] | None = None,
     implementation: str | None = None,
 ) -> Part:
     """Attention to some of the keys of a row, with the statistics that combine it with attention to the others.
@@ -64,13 +65,14 @@ def attention_part(
       segments: documents of queries and keys, integers `b t` and `b s`.
       query_terms: added to the scores of a query, `b t h`; given together with `key_terms`.
       key_terms: subtracted from the scores of a key, `b s h`.
+      rests: what rounding took from both terms, in that order, without gradients; given with them. Kernels do without.
       implementation: `None` chooses; see `dispatch.select`.
 
     Raises:
       ValueError: for shapes that do not fit, or weights that do not merge.
       NotImplementedError: for a named implementation that cannot serve the call.
     """
-    rule, operands = _problem(q, k, v, weights, scale, causal, segments, query_terms, key_terms)
+    rule, operands = _problem(q, k, v, weights, scale, causal, segments, query_terms, key_terms, rests)
     passes = _passes(rule, operands, implementation)
     kept = passes.forward(rule, operands, survey.statistics(rule, operands, exact=passes.exact))
     return Part(problem.join_heads(kept.output), tuple(problem.join_heads(row)[..., 0] for row in kept.statistics))
@@ -89,6 +91,7 @@ def attention_part_gradients(
     segments: tuple[jax.Array, jax.Array] | None = None,
     query_terms: jax.Array | None = None,
     key_terms: jax.Array | None = None,
+    rests: tuple[jax.Array, jax.Array] | None = None,
     implementation: str | None = None,
 ) -> PartGradients:
     """The share of these keys in the gradients of attention to all keys.
@@ -103,7 +106,7 @@ def attention_part_gradients(
     Returns:
       The gradients of q, k, v and, where given, the terms; those of q and `query_terms` add up over all parts.
     """
-    rule, operands = _problem(q, k, v, weights, scale, causal, segments, query_terms, key_terms)
+    rule, operands = _problem(q, k, v, weights, scale, causal, segments, query_terms, key_terms, rests)
     g = k.shape[2]
     statistics = tuple(problem.split_heads(row[..., None], g) for row in part.statistics)
     kept = vjp.Residuals(problem.split_heads(part.output, g), statistics)
@@ -125,6 +128,7 @@ def _problem(
     segments: tuple[jax.Array, jax.Array] | None,
     query_terms: jax.Array | None,
     key_terms: jax.Array | None,
+    rests: tuple[jax.Array, jax.Array] | None,
 ) -> tuple[problem.Rule, problem.Operands]:
     sizes = arguments.match(CORE, {}, q=(q, 'b t h k'), k=(k, 'b s g k'), v=(v, 'b s g v'))
     arguments.check_channels(CORE, sizes['k'])
@@ -132,6 +136,8 @@ def _problem(
     if segments is not None:
         arguments.match(CORE, sizes, **{'segments[0]': (segments[0], 'b t'), 'segments[1]': (segments[1], 'b s')})
     arguments.match(CORE, sizes, query_terms=(query_terms, 'b t h'), key_terms=(key_terms, 'b s h'))
+    if rests is not None:
+        arguments.match(CORE, sizes, **{'rests[0]': (rests[0], 'b t h'), 'rests[1]': (rests[1], 'b s h')})
     if (query_terms is None) != (key_terms is None):
         given, lacks = ('key', 'query') if query_terms is None else ('query', 'key')
         raise ValueError(f'{CORE}: {given}_terms were given without {lacks}_terms; expected both, or neither')
@@ -141,6 +147,9 @@ def _problem(
     if query_terms is not None and key_terms is not None:
         rows, columns = (problem.split_heads(terms[..., None], sizes['g']) for terms in (query_terms, key_terms))
         operands = operands.replace(query_forget=rows, key_forget=columns.swapaxes(3, 4))
+        if rests is not None:
+            rows, columns = (problem.split_heads(rest[..., None], sizes['g']) for rest in rests)
+            operands = operands.replace(query_rest=rows, key_rest=columns.swapaxes(3, 4))
     return problem.Rule(weights, sizes['k'] ** -0.5 if scale is None else scale, causal, None, 0), operands
 
 

@@ -228,6 +228,11 @@ RINGS = {
         GROUPS | {'log_forget': fading('forget', B, T, H)},
         {'segments': DOCUMENTS % 2, 'window': T - 1},
     ),
+    'a ring that forgets, behind large sums': Call(
+        cores.attention,
+        GROUPS | {'log_forget': fading('forget', B, T, H).at[:, 2].set(-3e5)},
+        {'segments': DOCUMENTS},
+    ),
     'a ring of a counting softmax': Call(
         cores.attention, GROUPS, {'weights': ScalableSoftmax(), 'segments': DOCUMENTS}
     ),

@@ -14,7 +14,7 @@ import pytest
 
 from attnlab.functional import cores, sequence
 from attnlab.runs.collectives import exchanges
-from pallas_kernels import ClippedSoftmax, Entmax15, Relu, Softmax
+from pallas_kernels import ClippedSoftmax, Entmax15, Relu, ScalableSoftmax, Sigmoid, Softmax
 from tests.functional import divided
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -67,6 +67,25 @@ def test_slopes_of_16_bits_are_of_the_same_distances_in_a_ring():
     q, v = jnp.zeros((1, 2048, 1, 4)), divided.noise('v', 1, 2048, 1, 4)
     read = functools.partial(cores.attention, slopes=jnp.full(1, 0.5, jnp.bfloat16))
     np.testing.assert_allclose(divided.compiled(read, divided.mesh(sequence=2))(q, q, v), read(q, q, v), atol=1e-5)
+
+
+def test_queries_of_16_bits_are_rounded_once_behind_both_of_their_factors_in_a_ring():
+    q, k = (divided.noise(name, 2, 16, 2, 8).astype(jnp.bfloat16) for name in 'qk')
+    v, temperature = divided.noise('v', 2, 16, 2, 4), jnp.asarray([1.3, 0.7], jnp.bfloat16)
+    read = functools.partial(cores.attention, weights=ScalableSoftmax(), temperature=temperature)
+    np.testing.assert_allclose(divided.compiled(read, divided.mesh(sequence=2))(q, k, v), read(q, k, v), atol=1e-5)
+
+
+def test_gates_behind_large_sums_have_all_of_their_digits_in_a_ring():
+    """Of a sum of -3e5 neighbours in float32 are 0.03 apart, which the gates of a row of 400,000 tokens come to."""
+    q, k, v = (divided.noise(name, 2, 16, 1, 4) for name in 'qkv')
+    gates = divided.fading('gates', 2, 16, 1).at[:, 2].set(-3e5)
+    # The first row is one document; in the second another goes on over the edge of the devices, with sums of its own.
+    segments = jnp.asarray([[1] * 16, [1] * 5 + [2] * 11], jnp.int32)
+    for known in (None, segments):
+        read = functools.partial(cores.attention, log_forget=gates, segments=known)
+        found = divided.compiled(read, divided.mesh(sequence=2))(q, k, v)
+        np.testing.assert_allclose(found, read(q, k, v), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -189,6 +208,13 @@ def test_one_query_of_several_keys_is_not_divided():
     segments = jnp.ones((1, 1), jnp.int32), jnp.asarray([[1, 1, 1, 2, 1, 1, 2, 1]], jnp.int32)
     call = functools.partial(cores.attention, causal=False, segments=segments, bias=bias)
     np.testing.assert_allclose(divided.compiled(call, divided.mesh(sequence=2))(q, k, k), call(q, k, k), rtol=1e-6)
+
+
+def test_one_key_of_several_queries_is_read_once():
+    """Under weights that add up to no one in particular, every device would add it again."""
+    q, k, v = divided.noise('q', 1, 8, 2, 4), divided.noise('k', 1, 1, 2, 4), divided.noise('v', 1, 1, 2, 4)
+    call = functools.partial(cores.attention, weights=Sigmoid(), causal=False)
+    np.testing.assert_allclose(divided.compiled(call, divided.mesh(sequence=2))(q, k, v), call(q, k, v), rtol=1e-6)
 
 
 def test_classes_that_do_not_exist_have_no_loss():

@@ -62,5 +62,9 @@ def test_arguments_of_parts_are_checked():
         attention_part(q, q, q, weights=Softmax(), causal=True, key_terms=jnp.zeros((1, 4, 2)))
     with pytest.raises(ValueError, match=r'segments\[1\] has shape \(1, 3\)'):
         attention_part(q, q, q, weights=Softmax(), causal=True, segments=(jnp.ones((1, 4), int), jnp.ones((1, 3), int)))
+    terms = jnp.zeros((1, 4, 2))
+    with pytest.raises(ValueError, match=r'rests\[1\] has shape \(1, 3, 2\)'):
+        given = {'query_terms': terms, 'key_terms': terms, 'rests': (terms, terms[:, 1:])}
+        attention_part(q, q, q, weights=Softmax(), causal=True, **given)
     with pytest.raises(ValueError, match='q and k have 0 channels; expected at least 1'):
         attention_part(q[..., :0], q[..., :0], q, weights=Softmax(), causal=True)

@@ -36,6 +36,14 @@ def test_fractions_that_fill_a_run_fit_however_they_are_rounded(steps):
         WarmupStableDecay(warmup=2.0, decay=2.0)(3, 1.0)
 
 
+@pytest.mark.parametrize(('fraction', 'steps', 'steady'), [(0.5, 7, 4), (0.5, 8, 4), (0.25, 8, 6)])
+def test_a_longer_run_has_the_same_rates_up_to_the_decay_however_it_is_rounded(fraction, steps, steady):
+    short, longer = WarmupStableDecay(fraction, fraction), WarmupStableDecay(float(round(fraction * steps)), 1.0)
+    rates = zip(at(short, steps, *range(1, steps + 1)), at(longer, 4 * steps, *range(1, steps + 1)), strict=True)
+    assert [one == other for one, other in rates] == [True] * steady + [False] * (steps - steady)
+    assert short.steady(steps) == steady
+
+
 def test_linear_decay_at_hand_computed_points():
     rates = at(LinearDecay(warmup=10.0, final=0.2), 110, 1, 5, 10, 35, 60, 110)
     np.testing.assert_allclose(rates, [0.2, 1.0, 2.0, 1.6, 1.2, 0.4], rtol=1e-6)
