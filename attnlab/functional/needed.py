@@ -1,4 +1,4 @@
-"""What work that no core does costs by its definition, where a program is traced to count it."""
+"""What work costs by its definition that no core does, or does with more, where a program is traced to count it."""
 
 from collections.abc import Callable
 from typing import Any
