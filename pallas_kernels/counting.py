@@ -1,6 +1,7 @@
 """Counts calls of cores without computing them: the cost of a program is read from its trace."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -9,10 +10,11 @@ import jax.extend as jex
 import jax.numpy as jnp
 from jax.interpreters import batching
 
-from pallas_kernels.cost import CallCost, Cost
+from pallas_kernels.cost import CallCost, Cost, Passes
 
 # Functions that were traced before are traced again where the value differs.
 _COUNTING = jax.make_user_context(False)
+_NEEDED = jax.make_user_context(None)
 
 call = jex.core.Primitive('core_call')
 """A pass of a core, with its costs as parameters `model` and `executed`, in a program traced only for counting."""
@@ -35,6 +37,17 @@ def is_counting() -> bool:
     return bool(_COUNTING.value)
 
 
+@contextlib.contextmanager
+def needing(model: Passes) -> Iterator[None]:
+    """Makes every call traced inside the `with` block, in this thread, count as one whose definition needs that much.
+
+    For calls of which their caller's definition needs less than a core computes; what is executed stays that of the
+    form.
+    """
+    with _NEEDED(model):
+        yield
+
+
 @call.def_abstract_eval
 def _shapes(*_: Any, results: tuple[jax.core.ShapedArray, ...], core: str, model: Cost, executed: Cost) -> Sequence:
     return list(results)
@@ -53,6 +66,8 @@ batching.primitive_batchers[call] = _batched
 
 def stand_in(core: str, cost: CallCost, definition: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that has the arguments, results and gradients of `definition`, and represents its cost."""
+    if _NEEDED.value is not None:
+        cost = dataclasses.replace(cost, model=_NEEDED.value)
 
     def run(*args: Any, **options: Any) -> Any:
         leaves, structure = jax.tree.flatten((args, options))

@@ -15,6 +15,7 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.attend import attend, look
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
+from attnlab.functional.needed import of_pairs
 from attnlab.functional.reach import Reach
 from attnlab.functional.rotary import rotated_channels
 from attnlab.mixers.mixer import Mixer, require_causal
@@ -153,8 +154,10 @@ class UnifiedBlocks(Mixer, PreNorm):
         # Only the first layer's cache holds keys.
         new = Entries(k if keys is None else k[..., :0], v, ctx.segments_or_ones())
         view = look(new, ctx, self.reach, cache)
+        # The weights of the layers after the first are those of the first.
+        weigh = attend if keys is None else of_pairs(attend, pairs=view.pairs(self.heads), channels=self.key_dim)
         keys = view.entries.keys if keys is None else keys
-        read = attend(q, keys, view.entries.values, view, implementation=self.implementation)
+        read = weigh(q, keys, view.entries.values, view, implementation=self.implementation)
         return layer.mixed(normed, read.reshape(*normed.shape[:2], -1)), (keys, view.cache)
 
     def _queries_and_keys(self, normed: Sequence, ctx: Context) -> tuple[Queries, Keys]:

@@ -38,7 +38,7 @@ WIDENED = 8
 
 @dataclasses.dataclass(frozen=True)
 class Multiples:
-    """What adjusted sizes are multiples of: widths and hidden widths, and states or channels of keys."""
+    """What adjusted sizes are multiples of: widths and hidden widths, and states, channels of keys or latents."""
 
     width: int
     state: int
@@ -110,9 +110,9 @@ def match(
 
     By parameters, operations or time, what carries no memory is adjusted: the hidden width of channel mixers, then the
     depth too, then the width, with the channels of a head kept; of a pyramid the width, and hidden widths with it. By
-    bytes of state, the state alone is: the recipe's states or channels of keys. Adjusted sizes are multiples of
-    `multiples`. Where none is within `tolerance`, a share of the target, it is doubled, up to `WIDENED` times, before a
-    size becomes odd.
+    bytes of state, the state alone is: the recipe's states, channels of keys or latents. Adjusted sizes are multiples
+    of `multiples`. Where none is within `tolerance`, a share of the target, it is doubled, up to `WIDENED` times,
+    before a size becomes odd.
 
     `knobs` are those of the recipe. Raises `UserError` where nothing comes within the widened tolerance, saying what
     came nearest, where a state to be matched is not adjustable, and where it would have to be below the config's own

@@ -56,6 +56,12 @@ class View:
         """Returns how many entries each query sees."""
         return self.reach.counts(self.ctx.positions, self.ctx.segments)
 
+    def pairs(self, heads: int) -> int:
+        """Returns how many pairs of a query and a key are visible by position, of so many heads of all rows."""
+        (batch, t), s = self.queries.segments.shape, self.keys.segments.shape[1]
+        reach = self.reach
+        return batch * heads * visible_pairs(t, s, causal=reach.causal, window=reach.window, sinks=reach.sinks)
+
     def or_nan(self, y: Float[Array, 'b t ...']) -> Float[Array, 'b t ...']:
         """Returns the output, or NaN where more tokens came than the cache holds."""
         return y if self.cache is None else jnp.where(overflown(self.cache, self.reach), jnp.nan, y)
@@ -231,10 +237,9 @@ def attend(
 def _counted[**P](rows: Callable[P, Heads], q: Queries, k: Keys, v: Values, view: View) -> Callable[P, Heads]:
     """What computes full rows; counted, it is needed for the pairs that are visible by position, as cores are."""
     b, t, h, channels = q.shape
-    s, reach = k.shape[1], view.reach
-    pairs = visible_pairs(t, s, causal=reach.causal, window=reach.window, sinks=reach.sinks)
-    each = 2 * b * h * (channels + v.shape[-1])
-    model, executed = (Passes(Cost(each * count), Cost(2 * each * count)) for count in (pairs, t * s))
+    each = 2 * (channels + v.shape[-1])
+    counts = (view.pairs(h), b * h * t * k.shape[1])
+    model, executed = (Passes(Cost(each * count), Cost(2 * each * count)) for count in counts)
     return needing(rows, 'dense_attention', model=model, executed=executed)
 
 

@@ -51,6 +51,11 @@ class Blocks:
         past = offsets + 1 - self.block
         return (past >= 0) & (past % self.stride == 0), past // self.stride
 
+    def over(self, tokens: int, slots: int) -> int:
+        """How many compressed blocks are over for the last `tokens` queries of `slots`, together, in one document."""
+        lasts = np.arange(slots - tokens, slots) - (self.block - 1)
+        return int(np.sum(np.maximum(lasts + self.stride, 0) // self.stride))
+
     def overlap(self, numbers: Int[Array, 'b n'], selectable: int) -> Int[Array, 'b n j']:
         """Returns how many strides of each compressed block lie in each selectable one."""
         first = (numbers * self.stride)[:, :, None]
@@ -206,8 +211,7 @@ def _costs(
     summaries, shared = compressed.ends.shape[1], importance is weighed
     places = np.arange(s - t, s)
     read = int(np.sum(np.minimum(places + 1, (blocks.count - 1) * blocks.size + places % blocks.size + 1)))
-    over = int(np.sum(np.maximum(places + 1 - blocks.block + blocks.stride, 0) // blocks.stride))
-    pairs, compared = 2 * b * h * read * (k + v), 0 if shared else 2 * b * g * over * k
+    pairs, compared = 2 * b * h * read * (k + v), 0 if shared else 2 * b * g * blocks.over(t, s) * k
     selectable, size = _selectable(s, blocks), min(CHUNK, t)
     chosen = min(blocks.count, selectable) * blocks.size
     padded = b * size * -(-t // size)

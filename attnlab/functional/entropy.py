@@ -7,9 +7,11 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from attnlab.functional.needed import NOTHING, needing
 from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Placed, Reach
 from attnlab.typing import Keys, Queries, Segments
+from pallas_kernels.cost import Cost, Passes
 
 CHUNK = 64
 """The number of queries whose scores are in memory at a time; recomputed for the gradient."""
@@ -70,6 +72,25 @@ def _entropy(weights: Float[Array, '*b s'], logarithms: Float[Array, '*b s']) ->
 
 
 def _by_rows(
+    q: Queries,
+    k: Keys,
+    statistics: Callable[[Array, Array], tuple[Array, ...]],
+    *,
+    reach: Reach,
+    segments: Segments | None,
+) -> tuple[RowNumbers, ...]:
+    """Statistics of rows of scores; counted, they need no products, since attention has the scores by definition."""
+
+    def read(q: Queries, k: Keys) -> tuple[RowNumbers, ...]:
+        return _statistics(q, k, statistics, reach=reach, segments=segments)
+
+    batch, t, heads, channels = q.shape
+    products = 2 * batch * (t + -t % min(CHUNK, t)) * heads * k.shape[1] * channels
+    executed = Passes(Cost(products), Cost(3 * products))
+    return needing(read, 'row_statistics', model=NOTHING, executed=executed)(q, k)
+
+
+def _statistics(
     q: Queries,
     k: Keys,
     statistics: Callable[[Array, Array], tuple[Array, ...]],

@@ -55,7 +55,8 @@ class SideBySide(Mixer):
     def __call__(
         self, x: Sequence, ctx: Context, state: tuple[State, ...] | None = None
     ) -> tuple[Sequence, tuple[State, ...] | None]:
-        found = [mixer(x, ctx, None if state is None else state[i]) for i, mixer in enumerate(self.mixers)]
+        # A key for each: two that draw would draw the same numbers.
+        found = [mixer(x, ctx.fold_in(i), None if state is None else state[i]) for i, mixer in enumerate(self.mixers)]
         outputs: list[Array] = [y for y, _ in found]
         if self.norms:
             outputs = [norm(y) for norm, y in zip(self.norms, outputs, strict=True)]
@@ -97,7 +98,7 @@ class Backwards(TwoSided):
         # Another key than that of a mixer beside it, which reads forwards.
         cut = None if ctx.cut is None else jnp.flip(ctx.cut, (1, 2))
         ctx = dataclasses.replace(ctx.fold_in(BACKWARDS), positions=positions, segments=segments, grid=None, cut=cut)
-        outputs = [mixer(jnp.flip(x, 1), ctx, None)[0] for mixer in self.mixers]
+        outputs = [mixer(jnp.flip(x, 1), ctx.fold_in(i), None)[0] for i, mixer in enumerate(self.mixers)]
         return jnp.flip(jnp.sum(jnp.stack(outputs), axis=0), 1).astype(x.dtype), None
 
 

@@ -70,11 +70,12 @@ def flops_per_token(setup: Setup) -> float:
 
     Matrix products, convolutions and Fourier transforms are counted by their shapes, and cores as in
     `pallas_kernels.cost`: causal attention counts visible pairs, ignoring documents. So does attention in plain JAX to
-    whole rows and to chosen blocks, and experts count the rows sent to them (`attnlab.functional.needed`); other mixers
-    in plain JAX count the products that they compute, with what is masked. Of convolutions products with the zeros
-    around an array are counted, and those with the zeros that the gradient of a stride puts into it are not.
-    Elementwise operations outside of cores, recomputation, and the optimiser are not counted. The count does not depend
-    on the device or the implementation.
+    whole rows and to chosen blocks, and experts count the rows sent to them (`attnlab.functional.needed`); where a
+    mixer's equations need less than the call of a core computes, that is counted. Other mixers in plain JAX count the
+    products that they compute, with what is masked. Of convolutions products with the zeros around an array are
+    counted, and those with the zeros that the gradient of a stride puts into it are not. Elementwise operations outside
+    of cores, recomputation, and the optimiser are not counted. The count does not depend on the device or the
+    implementation.
     """
     params, others, loss = _loss(setup)
     with setup.precision.scope(), counting.counting():

@@ -15,6 +15,7 @@ from attnlab.errors import UserError
 from attnlab.mixers.combine import Backwards, SideBySide
 from attnlab.mixers.convolution.gated import GatedConvolution
 from attnlab.mixers.softmax.attention import Attention
+from attnlab.nn.dense_maps import GumbelSoftmax
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.positions import Rope
 from attnlab.testing.noise import noise, perturbed
@@ -104,3 +105,22 @@ def test_backwards_needs_mixers_and_keeps_no_state():
         build(spec(Backwards, mixers=()))(8, rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match='cannot be streamed'):
         build(spec(Backwards, mixers=(CONV,)))(8, rngs=nnx.Rngs(0)).init_state(1, 4, jnp.float32)
+
+
+@pytest.mark.parametrize('around', [SideBySide, Backwards])
+def test_mixers_in_one_layer_draw_numbers_of_their_own(around):
+    """Two mixers of the same parameters give the same in evaluation, and other samples of it in training."""
+
+    def one(dim, rngs):
+        return Attention(dim, heads=2, weights=GumbelSoftmax, rngs=nnx.Rngs(0))
+
+    def opposite(dim, rngs):
+        mixer = one(dim, rngs)
+        mixer.output.weight[...] = -mixer.output.weight[...]
+        return mixer
+
+    mixer = around(8, mixers=(one, opposite), rngs=nnx.Rngs(1))
+    x, ctx = jax.random.normal(jax.random.key(0), (2, 6, 8)), Context.full(2, 6)
+    training = dataclasses.replace(ctx, deterministic=False, dropout_key=jax.random.key(1))
+    np.testing.assert_allclose(mixer(x, ctx)[0], 0, atol=1e-6)
+    assert np.abs(mixer(x, training)[0]).max() > 0.01

@@ -245,7 +245,7 @@ class Attention(Mixer):
 
     def _attend(self, q: Queries, v: Values, view: View, x: Sequence) -> Heads:
         """What queries read of a view whose entries have these values."""
-        wide = wide_dtype(x.dtype)
+        wide, ctx = wide_dtype(x.dtype), view.ctx
         return attend(
             q,
             view.entries.keys,
@@ -253,7 +253,10 @@ class Attention(Mixer):
             view,
             weights=self.weights,
             slopes=jnp.asarray(self.position.slopes(self.heads), wide) if isinstance(self.position, Alibi) else None,
-            temperature=None if self.temperature is None else self.temperature(x, view.counts().astype(wide)),
+            # By the keys of its own reach, where a view has another too: scores are the same then.
+            temperature=None
+            if self.temperature is None
+            else self.temperature(x, self.reach.counts(ctx.positions, ctx.segments).astype(wide)),
             sink_scores=None if self.sink is None else self.sink(),
             implementation=self.implementation,
         )

@@ -12,6 +12,7 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.attend import attend, look
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
+from attnlab.functional.needed import of_pairs
 from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Reach
 from attnlab.functional.recomputed import recomputed_method
@@ -97,10 +98,12 @@ class DifferentialAttention(Mixer):
         q, k = self._rotated(self.query(x), ctx), self._rotated(self.key(x), ctx)
         v = by_head(self.value(x), self.kv_pairs)
         view = look(Entries(k, v, ctx.segments_or_ones()), ctx, Reach(self.causal), state)
+        # Values are multiplied by the difference of the weights, once, by the definition.
+        scored = of_pairs(attend, pairs=view.pairs(self.pairs), channels=self.key_dim)
         y = self._difference(
             *(
-                attend(*pair, view.entries.values, view, implementation=self.implementation)
-                for pair in zip(_halves(q), _halves(view.entries.keys), strict=True)
+                read(one, other, view.entries.values, view, implementation=self.implementation)
+                for read, one, other in zip((attend, scored), _halves(q), _halves(view.entries.keys), strict=True)
             )
         )
         if self.norm is not None:

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 from attnlab.context import Context
 from attnlab.functional.attend import attend, look
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
+from attnlab.functional.needed import of_pairs
 from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Reach
 from attnlab.functional.recomputed import gated, recomputed
@@ -184,7 +185,8 @@ class Mega(Mixer):
         view = look(
             Entries(k, v, chunked.segments_or_ones()), chunked, self.reach, None if state is None else state.cache
         )
-        read = attend(
+        within = of_pairs(attend, pairs=x.shape[0] * self._pairs(x.shape[1]), channels=self.key_dim + self.value_dim)
+        read = within(
             q,
             view.entries.keys,
             view.entries.values,
@@ -214,6 +216,12 @@ class Mega(Mixer):
     def _seen(self, ctx: Context) -> Int[Array, 'b t']:
         """How many keys each query sees: those of its chunk up to its own."""
         return 1 + (ctx.positions if self.chunk is None else ctx.positions % self.chunk)
+
+    def _pairs(self, length: int) -> int:
+        """How many keys the queries of a row see, together."""
+        size = length if self.chunk is None else min(self.chunk, length)
+        whole, rest = divmod(length, size)
+        return (whole * size * (size + 1) + rest * (rest + 1)) // 2
 
     def _chunked(self, ctx: Context) -> Context:
         """The context in which every chunk is a document of its own."""

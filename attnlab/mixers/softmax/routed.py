@@ -17,6 +17,7 @@ from attnlab.functional import cores
 from attnlab.functional.attend import View, attend, look
 from attnlab.functional.block_sparse import Blocks, Compressed, Located, attend_selected, document_firsts
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
+from attnlab.functional.needed import of_pairs
 from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Reach
 from attnlab.functional.recurrences import no_segment
@@ -205,7 +206,7 @@ class NativeSparseAttention(Mixer):
         compressed, count, recent = self._compress(keys[0], values[0], ctx.positions, here, before)
         windowed = attend(q, near.entries.keys, near.entries.values, near, implementation=self.implementation)
         reads = (
-            self._read_compressed(q, compressed, here),
+            self._read_compressed(q, compressed, here, view),
             self._read_selected(q, view, compressed, here),
             windowed,
         )
@@ -276,9 +277,11 @@ class NativeSparseAttention(Mixer):
         recent = jax.tree.map(lambda x, old: x[:, t:].astype(old.dtype), tokens, old)
         return after, before.ended + jnp.sum(ended, axis=1, dtype=jnp.int32), recent
 
-    def _read_compressed(self, q: Queries, compressed: Compressed, here: Located) -> Heads:
+    def _read_compressed(self, q: Queries, compressed: Compressed, here: Located, view: View) -> Heads:
         seen = compressed.visible(here, self.blocks.block)[:, None]
-        return cores.attention(
+        batch, t, heads, channels = q.shape
+        over = batch * heads * self.blocks.over(t, view.entries.segments.shape[1])
+        return of_pairs(cores.attention, pairs=over, channels=2 * channels)(
             q,
             _swapped(compressed.keys).astype(q.dtype),
             _swapped(compressed.values).astype(q.dtype),

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from attnlab.context import Context
 from attnlab.functional.attend import View, attend, look
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
+from attnlab.functional.needed import NOTHING, needing
 from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Placed, Reach
 from attnlab.functional.recomputed import recomputed
@@ -21,6 +22,7 @@ from attnlab.nn.heads import check_groups, head_channels
 from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
 from attnlab.typing import Keys, Queries, Sequence, Values
+from pallas_kernels.cost import Cost, Passes
 
 
 class SelectiveAttentionState(NamedTuple):
@@ -121,7 +123,14 @@ def selections(
     The keys are those of the stream from its first token on. The result is in float32 or better.
     """
     wide = wide_dtype(q.dtype)
-    scores = q.shape[-1] ** -0.5 * jnp.einsum('btk,bsk->bts', q, k, preferred_element_type=wide)
+
+    def scored(q: Float[Array, 'b t k'], k: Float[Array, 'b s k']) -> Float[Array, 'b t s']:
+        return q.shape[-1] ** -0.5 * jnp.einsum('btk,bsk->bts', q, k, preferred_element_type=wide)
+
+    # The first head has these scores, by the definition.
+    products = 2 * q.size * k.shape[1]
+    executed = Passes(Cost(products), Cost(2 * products))
+    scores = needing(scored, 'selections', model=NOTHING, executed=executed)(q, k)
     earlier = Reach().visible(queries._replace(places=queries.places - 1), keys)
     selectable = earlier & ~document_starts(keys.segments)[:, None, :]
     return _positive(scores, selectable)

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from attnlab.context import Context
 from attnlab.functional.attend import attend, identity_values, look
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
+from attnlab.functional.needed import of_pairs
 from attnlab.functional.reach import Reach
 from attnlab.functional.rotary import rotated_channels
 from attnlab.mixers.mixer import Mixer, require_causal
@@ -83,7 +84,10 @@ class ShapedAttention(Mixer):
         q, k, own = self._project(x, ctx)
         view = look(Entries(k, own, ctx.segments_or_ones()), ctx, self.reach, state)
         k, v, _ = view.entries
-        y, mean = (attend(q, k, v, view, implementation=self.implementation) for q in (q, jnp.zeros_like(q)))
+        y = attend(q, k, v, view, implementation=self.implementation)
+        # A mean needs no products.
+        averaged = of_pairs(attend, pairs=0, channels=0)
+        mean = averaged(jnp.zeros_like(q), k, v, view, implementation=self.implementation)
         y = self.read(jnp.repeat(own, self.heads // self.kv_heads, axis=2), y, mean)
         return self.output(y.reshape(*x.shape[:2], -1)), view.cache
 

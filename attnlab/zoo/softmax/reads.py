@@ -20,6 +20,7 @@ READS = {
         streaming=True,
         packed=True,
         sequence=True,
+        knobs={'heads': 'heads', 'state': 'rank'},
         notes=(
             'As in the released code: the latent has a norm, the rotated key none, pairs are neighbouring channels. '
             'The rotated channels are half those of a head, as in the paper. The latent has a quarter of the width, '
@@ -35,6 +36,7 @@ READS = {
         streaming=True,
         packed=True,
         sequence=True,
+        knobs={'heads': 'heads', 'state': 'rank'},
         notes=(
             "The paper's sizes for a quarter of the cache of LLaMA-2: an eighth of the frequencies, a latent of three "
             'eighths of the width. The paper converts a trained model, for which see attnlab.convert.elite; from '

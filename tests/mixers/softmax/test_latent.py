@@ -17,6 +17,7 @@ from attnlab.nn.decoupled import DecoupledRope, EliteRope, SharedKey
 from attnlab.testing.contract import context
 from attnlab.testing.noise import noise
 from attnlab.testing.tolerances import assert_close
+from attnlab.zoo import ZOO
 
 DECOUPLED = DecoupledRope()
 ELITE = EliteRope(chunks=((0, 2), (1, 0)))
@@ -161,3 +162,14 @@ def test_a_shared_key_that_is_not_rotated_has_no_position():
     shared = run(latent_attention(position=SharedKey()), x)
     np.testing.assert_array_equal(shared, run(latent_attention(), x, nowhere))
     assert not np.array_equal(shared, run(latent_attention(), x))
+
+
+@pytest.mark.parametrize('name', ['mla', 'elitekv'])
+def test_matching_by_the_state_turns_the_latent_and_leaves_heads_as_they_are(name):
+    def measured(size):
+        mixer = attnlab.make_mixer(name, 32, heads=4, rngs=nnx.Rngs(0), **{ZOO[name].knobs['state']: size})
+        kept = jax.eval_shape(lambda: mixer.init_state(1, 10, jnp.float32))
+        return sum(leaf.size for leaf in jax.tree.leaves(kept)), mixer.query.weight.shape
+
+    (less, queries), (more, same) = measured(16), measured(24)
+    assert more - less == 8 * 10 and queries == same

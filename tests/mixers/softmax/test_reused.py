@@ -13,6 +13,7 @@ from attnlab.errors import UserError
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.mixers.softmax.reused import Reuse, ReusedAttention
 from attnlab.nn.norms import HeadRMSNorm
+from attnlab.nn.temperatures import LogLength
 from attnlab.testing.contract import cast_parameters
 from attnlab.testing.noise import perturbed
 from pallas_kernels import Sigmoid
@@ -76,6 +77,20 @@ def test_calls_are_those_of_the_paper():
             expected = read(attention, x, near, mass)[0] + residual
             mass = mass + 0.04
         np.testing.assert_allclose(found[call], expected, rtol=1e-9, atol=1e-11)
+
+
+def test_few_keys_have_the_weights_that_they_have_among_all():
+    """A temperature goes by the number of all keys where few of them are read, too."""
+    attention = perturbed(Attention(DIM, heads=HEADS, temperature=LogLength, causal=False, rngs=nnx.Rngs(0)))
+    reuse = Reuse(share=0.5, first=1, every=2, drift=0.0, kept='mass')
+    mixer, ctx = ReusedAttention(attention, reuse), Context.full(1, LENGTH)
+    x = jnp.asarray(3 * inputs(1)[0], jnp.float32)[None]
+    _, state = mixer(x, ctx, mixer.init_state(1, LENGTH, jnp.float32))
+    y, _ = mixer(x, ctx, state)
+    weights, places = attention.read_weights(x, ctx)[0], np.arange(LENGTH)
+    near = np.where(np.abs(places[:, None] - places[None]) <= 3, weights, 0)
+    read = np.einsum('bhts,bshv->bthv', near, attention.value(x).reshape(1, LENGTH, HEADS, -1))
+    np.testing.assert_allclose(y, attention.written(jnp.asarray(read), x), atol=1e-5)
 
 
 def test_what_is_kept_brings_few_keys_nearer_to_all():
