@@ -182,6 +182,19 @@ def test_kernels_for_tpus_with_decays_of_key_channels_cost_what_is_in_their_prog
         assert 1 <= grid * exponentials / known.transcendentals < 1.01
 
 
+@pytest.mark.parametrize('name', ['k=64, scalar', 'k=128, constant, grouped'])
+def test_kernels_of_linear_attention_for_tpus_cost_the_products_in_their_programs(name):
+    for kernel in kernels('linear_attention', target.TPU_V5E, real('linear_attention')[name]):
+        known, grid = kernel.params['cost_estimate'], math.prod(kernel.params['grid_mapping'].grid)
+        assert grid * counted(kernel.params['jaxpr'])[0] == known.flops
+
+
+def test_the_softmax_takes_an_exponential_in_either_sweep():
+    call = first('softmax')
+    forward, _ = kernels('softmax', target.TPU_V5E, call)
+    assert forward.params['cost_estimate'].transcendentals == 2 * call.arrays['x'].size
+
+
 def counted(jaxpr: Any) -> tuple[int, int]:
     """The operations of the products of a program, and its exponentials.
 
