@@ -389,8 +389,9 @@ def long_conv_tpu(t: int, w: int, d: int, *, packed: bool) -> LongConvTile | Non
     turns = -(-blocks // 16)
     lines = -(-blocks // turns) * SUBLANES
     tile = LongConvTile(turns * lines // SUBLANES, lags + lags % 2, lines, 1, 1)
-    row = 4 * LANES * (2 * tile.blocks * SUBLANES + tile.ahead + tile.lags)
-    marks = 4 * LANES * (3 * tile.blocks * SUBLANES + tile.ahead) if packed else 0
+    # Gradients of taps have a line more than taps.
+    row = 4 * LANES * (2 * tile.blocks * SUBLANES + tile.ahead + tile.lags + 1)
+    marks = 4 * LANES * (4 * tile.blocks * SUBLANES + tile.ahead) if packed else 0
     # Every block is there twice, so that the next one comes while one is computed with.
     most = (VMEM * 3 // 4 - 2 * marks) // (2 * row)
     if most < 1:

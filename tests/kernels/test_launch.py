@@ -195,6 +195,23 @@ def test_the_softmax_takes_an_exponential_in_either_sweep():
     assert forward.params['cost_estimate'].transcendentals == 2 * call.arrays['x'].size
 
 
+@pytest.mark.parametrize('channels', [1, 8])
+def test_blocks_of_long_rows_with_documents_take_what_their_tile_says(channels):
+    """Two of each, three quarters of VMEM at most."""
+
+    def tile(blocks: int) -> tiling.LongConvTile | None:
+        return tiling.long_conv_tpu(blocks * tiling.LANES, blocks * tiling.LANES, 8, packed=True)
+
+    found = {blocks: tile(blocks) for blocks in range(16, 1024, 16)}
+    t = tiling.LANES * max(blocks for blocks, one in found.items() if one is not None and one.channels == channels)
+    arrays = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in (('x', (8, t, 8)), ('kernel', (t, 8)))}
+    call = Call(arrays, {'segments': jax.ShapeDtypeStruct((8, t), jnp.int32)})
+    for kernel in kernels('long_conv', target.TPU_V5E, call):
+        scratch = kernel.params['grid_mapping'].num_scratch_operands
+        blocks = [ref.aval for ref in kernel.params['jaxpr'].invars[:-scratch]]
+        assert 2 * sum(math.prod(block.shape) * block.dtype.itemsize for block in blocks) <= tiling.VMEM * 3 // 4
+
+
 def counted(jaxpr: Any) -> tuple[int, int]:
     """The operations of the products of a program, and its exponentials.
 
