@@ -272,8 +272,8 @@ def attention_hopper_memory(
 def attention_tpu(t: int, s: int) -> AttentionTile:
     """Blocks of 512 queries and 512 keys, so that the overhead of a grid step, about 0.3 us, does not show.
 
-    Their scores take 1 MiB, of which there are half a dozen at a time. Only in lists too long for the memory of scalars
-    are blocks four times as large.
+    Their scores take 1 MiB, of which there are half a dozen at a time. Beyond 2^34 pairs blocks are four times as
+    large: with heads so wide that a step of the grid takes one block, lists would outgrow the memory of scalars.
     """
     largest = 512 if t * s <= 2**34 else 1024
     return AttentionTile(queries=_lanes(t, largest), keys=_lanes(s, largest))
