@@ -203,6 +203,9 @@ def linear_attention(
     else:
         ahead = Cost(steps * (4 * state + 2 * c * (k + v)), moved, steps * exponentials[0])
         back = 3 * ahead.flops
+        if implementation == 'mosaic_tpu':
+            # Of states what is written is made again, and not what is read. Gradients of decays take a product `c c`.
+            back = steps * (10 * state + 2 * c * (3 * k + 2 * v + (c if decay is not None else 0)))
     return CallCost(model, Passes(ahead, Cost(back, moved_back, steps * exponentials[1])))
 
 
@@ -477,12 +480,14 @@ def long_conv(
     w: int,
     packed: bool = False,
     itemsize: int = 2,
+    in_parts: bool = False,
     implementation: str = 'reference',
 ) -> CallCost:
     """A product and a sum for every token and tap that meet, or Fourier transforms where these take less.
 
     Backward as much for each of the two gradients. The reference takes no transforms, nor does the portable form for
     short rows or few taps; with documents it has transforms for every halving of the row. Backward makes them again.
+    `in_parts` are taps that the kernel for TPUs multiplies as two numbers, beside x of bfloat16.
     """
     pairs = visible_pairs(t, t, causal=True, window=w)
     direct, transforms = 2 * b * d * pairs, _transforms(b, 2 * t, d)
@@ -492,7 +497,7 @@ def long_conv(
     if implementation == 'reference':
         return CallCost(model, Passes(Cost(direct, moved), Cost(2 * direct, moved_back)))
     if implementation == 'mosaic_tpu':
-        executed = _long_conv_tpu(b=b, t=t, d=d, w=w, packed=packed, itemsize=itemsize)
+        executed = _long_conv_tpu(b=b, t=t, d=d, w=w, packed=packed, parts=2 if in_parts else 1)
         return CallCost(model, executed + Passes(Cost(0, moved), Cost(0, moved_back)))
     if w <= tiling.SHIFTS and t > tiling.TOEPLITZ:
         done = 2 * b * t * d * w
@@ -509,14 +514,13 @@ def long_conv(
     return CallCost(model, Passes(Cost(done, moved), Cost(3 * done, moved_back)))
 
 
-def _long_conv_tpu(*, b: int, t: int, d: int, w: int, packed: bool, itemsize: int) -> Passes:
-    """Products of whole lines with matrices of taps, two of 16-bit x; for the gradient of taps one of blocks."""
+def _long_conv_tpu(*, b: int, t: int, d: int, w: int, packed: bool, parts: int) -> Passes:
+    """Products of whole lines with every part of matrices of taps; for the gradient of taps one of blocks."""
     tile = tiling.long_conv_tpu(t, w, d, packed=packed)
     assert tile is not None
     # Within blocks documents take a product for each bit of a place, and one for the diagonal.
     lines = tile.multiplied + packed * tile.blocks * tiling.SUBLANES * tiling.LANES.bit_length()
     product = -(-b // tiling.SUBLANES) * d * lines * 2 * tiling.LANES**2
-    parts = 2 if itemsize == 2 else 1
     return Passes(Cost(parts * product, 0), Cost((parts + 1) * product, 0))
 
 
@@ -568,13 +572,14 @@ def _transforms(b: int, length: int, d: int) -> int:
 def softmax(*, n: int, o: int, itemsize: int = 2, implementation: str = 'reference') -> CallCost:
     """Rows `n`, entries `o`: a subtraction, an exponential, a sum and a division each.
 
-    In two passes all is read, and its exponential computed, twice.
+    In two passes all is read, and its exponential computed, twice. Kernels compute it twice as well, and keep no terms.
     """
     numbers = n * o
     model = Passes(Cost(3 * numbers, 2 * itemsize * numbers, numbers), Cost(4 * numbers, 3 * itemsize * numbers))
-    if implementation != 'two_pass':
+    if implementation in ('reference', 'xla'):
         return CallCost(model, model)
-    forward = Cost(model.forward.flops, 3 * itemsize * numbers, 2 * numbers)
+    readings = 2 if implementation == 'two_pass' else 1
+    forward = Cost(model.forward.flops, (readings + 1) * itemsize * numbers, 2 * numbers)
     return CallCost(model, Passes(forward, model.backward))
 
 

@@ -275,8 +275,8 @@ def attention_hopper_memory(
 def attention_tpu(t: int, s: int) -> AttentionTile:
     """Blocks of 512 queries and 512 keys, so that the overhead of a grid step, about 0.3 us, does not show.
 
-    Their scores take 1 MiB, of which there are half a dozen at a time. Only in lists too long for the memory of scalars
-    are blocks four times as large.
+    Their scores take 1 MiB, of which there are half a dozen at a time. Beyond 2^34 pairs blocks are four times as
+    large: with heads so wide that a step of the grid takes one block, lists would outgrow the memory of scalars.
     """
     largest = 512 if t * s <= 2**34 else 1024
     return AttentionTile(queries=_lanes(t, largest), keys=_lanes(s, largest))
@@ -392,8 +392,9 @@ def long_conv_tpu(t: int, w: int, d: int, *, packed: bool) -> LongConvTile | Non
     turns = -(-blocks // 16)
     lines = -(-blocks // turns) * SUBLANES
     tile = LongConvTile(turns * lines // SUBLANES, lags + lags % 2, lines, 1, 1)
-    row = 4 * LANES * (2 * tile.blocks * SUBLANES + tile.ahead + tile.lags)
-    marks = 4 * LANES * (3 * tile.blocks * SUBLANES + tile.ahead) if packed else 0
+    # Gradients of taps have a line more than taps.
+    row = 4 * LANES * (2 * tile.blocks * SUBLANES + tile.ahead + tile.lags + 1)
+    marks = 4 * LANES * (4 * tile.blocks * SUBLANES + tile.ahead) if packed else 0
     # Every block is there twice, so that the next one comes while one is computed with.
     most = (VMEM * 3 // 4 - 2 * marks) // (2 * row)
     if most < 1:

@@ -61,7 +61,7 @@ def linear_attention(
         'reference': dispatch.Candidate(_in_one_type(reference.linear_attention)),
         'xla': dispatch.Candidate(xla.linear_attention),
         'mosaic_gpu': dispatch.kernel(CORE, 'mosaic_gpu', here, q, k, v, call.log_decay, call.state),
-        'mosaic_tpu': dispatch.kernel(CORE, 'mosaic_tpu', here, k, v, call.state),
+        'mosaic_tpu': dispatch.kernel(CORE, 'mosaic_tpu', here, k, v, call.log_decay, call.state),
     }
     run = dispatch.select(CORE, implementation, candidates, call.cost(cost.linear_attention, v))
     o, final = run(q, k, v, call.log_decay, call.state, call.starts, call.scale)

@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 
 from pallas_kernels import arguments, cost, dispatch, packing, target
 from pallas_kernels.long_conv import reference, xla
@@ -44,6 +45,15 @@ def long_conv(
     }
     packed = segments is not None
     b, t, d, w = (sizes[letter] for letter in 'btdw')
-    size = functools.partial(cost.long_conv, b=b, t=t, d=d, w=w, packed=packed, itemsize=x.dtype.itemsize)
+    size = functools.partial(
+        cost.long_conv,
+        b=b,
+        t=t,
+        d=d,
+        w=w,
+        packed=packed,
+        itemsize=x.dtype.itemsize,
+        in_parts=x.dtype == jnp.bfloat16,
+    )
     run = dispatch.select(CORE, implementation, candidates, size)
     return run(x, kernel, None if segments is None else packing.runs(segments)).astype(x.dtype)

@@ -78,9 +78,7 @@ def _tile(x: jax.Array, kernel: jax.Array, runs: jax.Array | None) -> LongConvTi
 
 def _cost(x: jax.Array, kernel: jax.Array, runs: jax.Array | None) -> Passes:
     (b, t, d), w = x.shape, kernel.shape[0]
-    call = cost.long_conv(
-        b=b, t=t, d=d, w=w, packed=runs is not None, itemsize=x.dtype.itemsize, implementation='mosaic_tpu'
-    )
+    call = cost.long_conv(b=b, t=t, d=d, w=w, packed=runs is not None, in_parts=_narrow(x), implementation='mosaic_tpu')
     return call.executed
 
 

@@ -182,6 +182,36 @@ def test_kernels_for_tpus_with_decays_of_key_channels_cost_what_is_in_their_prog
         assert 1 <= grid * exponentials / known.transcendentals < 1.01
 
 
+@pytest.mark.parametrize('name', ['k=64, scalar', 'k=128, constant, grouped'])
+def test_kernels_of_linear_attention_for_tpus_cost_the_products_in_their_programs(name):
+    for kernel in kernels('linear_attention', target.TPU_V5E, real('linear_attention')[name]):
+        known, grid = kernel.params['cost_estimate'], math.prod(kernel.params['grid_mapping'].grid)
+        assert grid * counted(kernel.params['jaxpr'])[0] == known.flops
+
+
+def test_the_softmax_takes_an_exponential_in_either_sweep():
+    call = first('softmax')
+    forward, _ = kernels('softmax', target.TPU_V5E, call)
+    assert forward.params['cost_estimate'].transcendentals == 2 * call.arrays['x'].size
+
+
+@pytest.mark.parametrize('channels', [1, 8])
+def test_blocks_of_long_rows_with_documents_take_what_their_tile_says(channels):
+    """Two of each, three quarters of VMEM at most."""
+
+    def tile(blocks: int) -> tiling.LongConvTile | None:
+        return tiling.long_conv_tpu(blocks * tiling.LANES, blocks * tiling.LANES, 8, packed=True)
+
+    found = {blocks: tile(blocks) for blocks in range(16, 1024, 16)}
+    t = tiling.LANES * max(blocks for blocks, one in found.items() if one is not None and one.channels == channels)
+    arrays = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in (('x', (8, t, 8)), ('kernel', (t, 8)))}
+    call = Call(arrays, {'segments': jax.ShapeDtypeStruct((8, t), jnp.int32)})
+    for kernel in kernels('long_conv', target.TPU_V5E, call):
+        scratch = kernel.params['grid_mapping'].num_scratch_operands
+        blocks = [ref.aval for ref in kernel.params['jaxpr'].invars[:-scratch]]
+        assert 2 * sum(math.prod(block.shape) * block.dtype.itemsize for block in blocks) <= tiling.VMEM * 3 // 4
+
+
 def counted(jaxpr: Any) -> tuple[int, int]:
     """The operations of the products of a program, and its exponentials.
 

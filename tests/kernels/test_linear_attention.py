@@ -386,6 +386,7 @@ def test_errors(arguments, error, message):
         (target.TPU_V5E, 'huge', jnp.float32, 'a state has 1024 x 1024 numbers; expected at most 262144'),
         (target.TPU_V5E, 'wide keys alone', jnp.float32, 'q and k have 8192 channels; expected at most 4096'),
         (target.TPU_V5E, 'wide values alone', jnp.float32, 'v has 8192 channels; expected at most 4096'),
+        (target.TPU_V5E, 'keys that decay', jnp.float32, 'q and k have 2049 channels; expected at most 2048'),
     ],
 )
 def test_refusals(here, name, dtype, message):
@@ -394,6 +395,7 @@ def test_refusals(here, name, dtype, message):
         'wide keys alone': cases.Case(b=1, t=2, k=8192, v=8),
         'wide values alone': cases.Case(b=1, t=2, k=8, v=8192),
         'most keys': cases.Case(b=1, t=2, k=4097, v=1, heads=(1, 1, 1), decay='b t h k'),
+        'keys that decay': cases.Case(b=1, t=2, k=2049, v=1, heads=(1, 1, 1), decay='b t h k'),
     }
     call = cases.draw(name, (cases.CASES | sizes)[name], dtype)
     implementation = 'mosaic_gpu' if here.platform == 'gpu' else 'mosaic_tpu'

@@ -197,11 +197,22 @@ def test_the_kernel_for_tpus_costs_its_products():
         assert call.forward.flops == 2 * 5 * lines * 2 * 128 * 128
         assert call.backward.flops == 2 * call.forward.flops
         # Taps are two numbers of bfloat16, but not those that are summed.
-        half = cost.long_conv(**sizes, itemsize=2, implementation='mosaic_tpu').executed
+        half = cost.long_conv(**sizes, itemsize=2, in_parts=True, implementation='mosaic_tpu').executed
         assert half.forward.flops == 2 * call.forward.flops
         assert half.backward.flops == 3 * call.forward.flops
     packed = cost.long_conv(b=8, t=300, d=5, w=300, packed=True, itemsize=4, implementation='mosaic_tpu').executed
     assert packed.forward.flops == 5 * (one + 8 * 3 * 8) * 2 * 128 * 128
+
+
+def test_float16_costs_the_products_of_float32_on_a_tpu():
+    """It is widened, and its taps are no two numbers."""
+    done = {}
+    for dtype in (jnp.float16, jnp.float32, jnp.bfloat16):
+        with target.compiling_for(target.TPU_V5E), dispatch.ledger() as entries:
+            jax.eval_shape(long_conv, *shapes(8, 300, 2, 300, dtype))
+        assert entries[0].implementation == 'mosaic_tpu'
+        done[dtype] = entries[0].cost.executed.forward.flops
+    assert done[jnp.float16] == done[jnp.float32] == done[jnp.bfloat16] // 2
 
 
 def test_the_portable_form_serves_where_there_is_no_kernel():

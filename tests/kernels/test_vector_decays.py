@@ -104,6 +104,24 @@ def test_a_step_that_forgets_all_leaves_the_others_their_decays(core, channels):
     agree(evaluated_as(core, further), q, keys / jnp.linalg.norm(keys, axis=-1, keepdims=True), v, log_decay)
 
 
+@pytest.mark.parametrize('core', ['delta_rule', 'diagonal_low_rank'])
+def test_the_least_number_is_a_decay_that_forgets_all_in_kernels_for_tpus(core):
+    """Its parts of 16 bits are infinite, which sums of other steps would be nothing times."""
+    q, k, v, a = (drawn(1, 8, 1, 8, place=place).astype(jnp.bfloat16) for place in range(4))
+    further = {'delta_rule': jnp.full((1, 8, 1), 0.5), 'diagonal_low_rank': a}[core]
+
+    @jax.jit
+    def read(strong: jax.Array) -> jax.Array:
+        log_decay = jnp.full((1, 8, 1), -0.1).at[0, 3].set(strong)
+        run = getattr(pallas_kernels, core)
+        return run(q, k, v, further, log_decay=log_decay, implementation='mosaic_tpu')[0]
+
+    with target.compiling_for(target.interpreted('mosaic_tpu')):
+        least, strong = (np.asarray(read(jnp.float32(x)), float) for x in (jnp.finfo(jnp.float32).min, -200))
+    assert np.isfinite(least).all()
+    np.testing.assert_array_equal(least, strong)
+
+
 def blocks(dtype):
     """Log decays, `1 64 1 192`, of 64 channels for every level, a hair above the least that it allows in a half."""
     least = -channel_decays.bound(dtype) * 0.999

@@ -8,10 +8,13 @@ chunks, a group at a time, and then runs the chunks of the group, like the group
 import functools
 from collections.abc import Callable
 
+import jax
+
 from pallas_kernels.linear_attention import vjp
 from pallas_kernels.linear_attention.mosaic_tpu.backward import backward
 from pallas_kernels.linear_attention.mosaic_tpu.forward import forward
 from pallas_kernels.matrix_state.differentiation import Outputs, Passes
+from pallas_kernels.matrix_state.mosaic_tpu import plan
 from pallas_kernels.target import Target
 
 
@@ -19,3 +22,9 @@ from pallas_kernels.target import Target
 def form(here: Target) -> Callable[..., Outputs]:
     """The differentiable form for a device."""
     return vjp.differentiable(Passes(functools.partial(forward, here), functools.partial(backward, here)))
+
+
+def refusal(here: Target, k: jax.Array, v: jax.Array, log_decay: jax.Array | None, state: jax.Array) -> str | None:
+    """The reason why the call cannot be served, or `None`."""
+    is_vector = log_decay is not None and log_decay.shape[3] > 1
+    return plan.refusal(here, k, v, state, keys=plan.VECTOR_MOST if is_vector else plan.MOST)

@@ -28,6 +28,12 @@ MOST = 2**12
 In float32 with 8,192 the compiler for v5e needs 65 MiB for the backward pass of `linear_attention`.
 """
 
+VECTOR_MOST = 2**11
+"""Channels of keys with decays of their own, of which `linear_attention` makes a dozen arrays of a chunk.
+
+In float32 with 4,096, and 64 of values, the compiler for v5e has no room for the backward pass.
+"""
+
 SOLVED_MOST = 2**10
 """Channels of keys of cores with a triangular inverse, whose gradients JAX computes of all that a chunk made.
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import tiling
 from pallas_kernels.cost import CallCost
+from pallas_kernels.matrix_state.decays import clipped
 from pallas_kernels.matrix_state.differentiation import Arrays, Outputs, Passes
 from pallas_kernels.matrix_state.mosaic_tpu import solving
 from pallas_kernels.matrix_state.mosaic_tpu.plan import Plan, head_counts, operands
@@ -111,7 +112,8 @@ def _plan_of(arrays: Arrays) -> Plan:
 
 
 def _inputs_of(plan: Plan, arrays: Arrays) -> Inputs:
-    decay = arrays.log_decay
+    # Rounded to 16 bits the least number is infinite, and sums are products with zeros.
+    decay = clipped(arrays.log_decay, arrays.state.dtype)
     return Inputs(
         q=plan.fill(arrays.q.astype(plan.dtype)),
         k=plan.fill(arrays.k.astype(plan.dtype)),
