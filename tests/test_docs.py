@@ -101,8 +101,17 @@ def test_the_list_of_experiments_has_all_of_them_their_questions_and_where_they_
             title = (folder / 'README.md').read_text().splitlines()[0].removeprefix('# ')
             sizes = [size for size in ('cpu', 'full') if (folder / 'results' / f'{size}.json').exists()]
             name = folder.relative_to(root)
-            expected.append(f'| [{name}]({name}) | {title} | {", ".join(sizes) or "not yet"} |')
+            said = f' {verdicts(folder)} |' if folder.parent != root else ''
+            expected.append(f'| [{name}]({name}) | {title} | {", ".join(sizes) or "not yet"} |{said}')
     assert listed == expected
+
+
+def verdicts(folder: pathlib.Path) -> str:
+    """How many numbers of a published result agree, differ or are not comparable, by the table of its page."""
+    _, _, text = (folder / 'README.md').read_text().partition('<!-- results of size cpu -->')
+    lines = [line for line in text.partition('<!-- end of size cpu -->')[0].splitlines() if line.startswith('| ')]
+    found = [line.removesuffix(' |').rpartition(' | ')[2].partition(':')[0] for line in lines[2:]]
+    return ', '.join(f'{each}: {found.count(each)}' for each in dict.fromkeys(found))
 
 
 def test_the_map_of_the_house_names_files_that_are_there():

@@ -147,7 +147,7 @@ def measured(rows: Sequence[Row], bounds: tuple[float, float] = (-math.inf, math
 
     Its interval ends at the `bounds` of the quantity; where others `failed` it has none.
     """
-    noises = [row['noise'] for row in rows if 'noise' in row and row['noise'] is not None]
+    noises = [row['noise'] for row in rows if 'noise' in row and np.isfinite(np.float64(row['noise']))]
     noise = float(np.sqrt(np.mean(np.square(noises)))) if noises else None
     ours = of_seeds(_values(rows), noise).within(*bounds)
     return dataclasses.replace(ours, low=None, high=None, kind='survivors') if failed else ours

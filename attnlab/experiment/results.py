@@ -6,7 +6,7 @@ import math
 import pathlib
 import platform
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -129,6 +129,38 @@ def _commit(git: Mapping[str, Any]) -> str:
     if git['commit'] is None:
         return 'unknown'
     return git['commit'][:10] + {True: ' with changes', False: '', None: ', changed or not'}[git['changed']]
+
+
+def with_gaps(rows: Sequence[Measurements]) -> list[Measurements]:
+    """The rows as `plot.py` reads them: a number that is null in one of them, and known in another, is `nan`.
+
+    So it has no point, and makes a mean no number, where null would end a report, or have to be left out of it.
+    """
+    known = {place for row in rows for place, value in _places(row) if type(value) in (int, float)}
+    return [_gaps(row, known, ()) for row in rows]
+
+
+def _places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Everything that plain data hold, by the keys and numbers that lead there."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if parts is None:
+        yield place, value
+    else:
+        for name, part in parts:
+            yield from _places(part, (*place, name))
+
+
+def _gaps(value: Any, known: Container[tuple[Any, ...]], place: tuple[Any, ...]) -> Any:
+    if isinstance(value, dict):
+        return {name: _gaps(part, known, (*place, name)) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_gaps(part, known, (*place, number)) for number, part in enumerate(value)]
+    return math.nan if value is None and place in known else value
+
+
+def least_first(value: float) -> tuple[bool, float]:
+    """A key that sorts numbers, of which those that are none come last."""
+    return math.isnan(value), value
 
 
 def markdown(lines: Sequence[Sequence[str]]) -> str:

@@ -29,6 +29,7 @@ from attnlab.experiment.results import (
     of_other_python,
     provenance,
     rounded,
+    with_gaps,
     with_results,
     write_figure,
     write_readme,
@@ -248,7 +249,7 @@ def _report(
     plot = plot_of(experiment, [one['label'] for one in found if 'failed' in one])
     facts = {'experiment': experiment.folder.name, 'size': experiment.size, 'command': command, 'planned': planned}
     write_results(experiment, facts | ({} if baselines == [] else {'baselines': baselines}), 'runs', found)
-    whole = [one for one in found if 'failed' not in one]
+    whole = with_gaps([one for one in found if 'failed' not in one])
     if whole:
         write_figure(experiment, plot.figure(whole))
     table = markdown(plot.table(whole) if whole else [])

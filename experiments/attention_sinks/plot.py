@@ -1,6 +1,6 @@
 """Sinks, outliers and sparsity by map, and what few bits cost."""
 
-from attnlab.experiment.results import panels
+from attnlab.experiment.results import least_first, panels
 
 NUMBERS = {
     'sink_rate': 'sink rate',
@@ -32,7 +32,7 @@ def figure(rows):
 def table(rows):
     """A line a map, the lowest loss first."""
     heading = ['map', 'loss', *NUMBERS.values(), '8 bits', '6 bits', '4 bits']
-    ordered = sorted(rows, key=lambda row: row['loss'])
+    ordered = sorted(rows, key=lambda row: least_first(row['loss']))
     return [heading, *(_line(row) for row in ordered)]
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnlab.evals.measured import of_seeds
-from attnlab.experiment.results import grouped, panels, plus_minus
+from attnlab.experiment.results import grouped, least_first, panels, plus_minus
 
 SOFTMAX = 'mha'
 
@@ -34,7 +34,7 @@ def table(rows):
 
 def by_map(rows):
     """The seeds of every map, the lowest mean loss first."""
-    return dict(sorted(grouped(rows).items(), key=lambda item: np.mean([row['loss'] for row in item[1]])))
+    return dict(sorted(grouped(rows).items(), key=lambda item: least_first(np.mean([row['loss'] for row in item[1]]))))
 
 
 def _line(name, seeds):

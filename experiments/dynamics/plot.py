@@ -23,8 +23,7 @@ def figure(rows):
     figure, axes = panels(len(SHOWN))
     for axis, (name, title) in zip(axes, SHOWN.items(), strict=True):
         for place, (system, seeds) in enumerate(found.items()):
-            values = [row[name] for row in seeds if row[name] is not None]
-            seeds_on_bar(axis, place, values, looks[system].colour)
+            seeds_on_bar(axis, place, [row[name] for row in seeds], looks[system].colour)
         axis.set(title=title)
         axis.set_xticks(range(len(found)), found, rotation=90)
     first = next(iter(found.values()))[0]
@@ -43,13 +42,12 @@ def table(rows):
     ]
     found = chosen(rows)
     for system, seeds in found.items():
-        exponents = [row['exponent'] for row in seeds if row['exponent'] is not None]
         cells = [
             plus_minus([row['test_model_divergence'] for row in seeds], 2),
             plus_minus([row['test_model_spectral_distance'] for row in seeds], 3),
             plus_minus([row['test_error'] for row in seeds], 4),
             ', '.join(f'{row["test_regions"]:.0f}' for row in seeds),
-            ', '.join(f'{value:.2f}' for value in exponents),
+            ', '.join(f'{row["exponent"]:.2f}' for row in seeds),
             f'{np.mean([row["seconds"] for row in seeds]):.0f}',
         ]
         lines.append([system, rate_of(seeds[0]), *cells])

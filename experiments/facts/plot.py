@@ -93,12 +93,16 @@ def changes_hands(row):
 
 
 def elsewhere(seeds):
-    """How often edits take two layers from where most comes back at the last name, the better of both sides."""
+    """How often edits take two layers from where most comes back at the last name, on the side that takes more often in
+    the half that chooses."""
     kind = 'mlp' if 'mlp.output' in seeds[0]['maps'] else 'mixer'
     by_layer = np.mean([[layer[1] for layer in row['maps'][f'{kind}.output']] for row in seeds], axis=0)
     places = [f'{int(by_layer.argmax()) + away}.{kind}' for away in (-2, 2)]
-    found = [[row['edits'][place]['takes'][SHOWN] for row in seeds] for place in places if place in seeds[0]['edits']]
-    return plus_minus(max(found, key=np.mean), 3, bounds=SHARE) if found else 'none'
+    found = [[row['edits'][place]['takes'] for row in seeds] for place in places if place in seeds[0]['edits']]
+    if not found:
+        return 'none'
+    chosen = max(found, key=lambda halves: np.mean([half[CHOOSING] for half in halves]))
+    return plus_minus([half[SHOWN] for half in chosen], 3, bounds=SHARE)
 
 
 def score(edit):

@@ -1,6 +1,6 @@
 """Bits per byte over the length of the window, and nats over the position in the longest."""
 
-from attnlab.experiment.results import legend_beside, panels
+from attnlab.experiment.results import least_first, legend_beside, panels
 
 TRAINED = 256
 REFERENCE = 'sliding_window'
@@ -29,6 +29,6 @@ def figure(rows):
 def table(rows):
     """A line a recipe, the best at the longest first: bits per byte."""
     lengths = list(rows[0]['bits_per_byte'])
-    ordered = sorted(rows, key=lambda row: row['bits_per_byte'][lengths[-1]])
+    ordered = sorted(rows, key=lambda row: least_first(row['bits_per_byte'][lengths[-1]]))
     lines = [[row['label'], *(f'{row["bits_per_byte"][length]:.3f}' for length in lengths)] for row in ordered]
     return [['bits per byte at', *lengths], *lines]

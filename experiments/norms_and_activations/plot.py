@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from attnlab.experiment.results import grouped, named_parts, panels
+from attnlab.experiment.results import grouped, least_first, named_parts, panels
 
 SHOWN = {
     'loss': ('loss, nats per byte', '.3f'),
@@ -51,7 +51,7 @@ def table(rows):
 
 def at_best(rows):
     """The run with the least loss of every norm and activation."""
-    return {key: min(rates.values(), key=lambda row: row['loss']) for key, rates in by_pair(rows).items()}
+    return {key: min(rates.values(), key=lambda row: least_first(row['loss'])) for key, rates in by_pair(rows).items()}
 
 
 def by_pair(rows):

@@ -4,7 +4,7 @@ import numpy as np
 
 from attnlab.data.synthetic.sets import MaxRetrieval
 from attnlab.evals.measured import SHARE, of_seeds
-from attnlab.experiment.results import legend_beside, named_parts, panels
+from attnlab.experiment.results import least_first, legend_beside, named_parts, panels
 
 TRAINED = 16
 ADAPTIVE = 'adaptive temperature'
@@ -42,7 +42,8 @@ def table(rows):
     found = curves(rows)
     items = list(next(iter(found.values()))[0]['accuracy'])
     heading = ['accuracy at items', *items, f'share at {items[1]}', f'share at {items[-1]}']
-    ordered = sorted(found, key=lambda name: -np.mean([seed['accuracy'][items[-1]] for seed in found[name]]))
+    means = {name: np.mean([seed['accuracy'][items[-1]] for seed in seeds]) for name, seeds in found.items()}
+    ordered = sorted(found, key=lambda name: least_first(-means[name]))
     chance = ['(chance)', *[f'{CHANCE:.3f}'] * len(items), '', '']
     return [heading, *(_line(name, found[name], items) for name in ordered), chance]
 

@@ -1,4 +1,4 @@
-"""The divergence from the source by width of the head, and the width from which theory allows none."""
+"""The divergence from the source by width of the head."""
 
 import numpy as np
 

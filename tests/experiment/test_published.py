@@ -123,6 +123,7 @@ def test_the_noise_of_the_test_set_is_in_the_interval():
     assert str(verdict(CLAIM, measured(rows))) == 'differs: by +0.02'
     assert str(verdict(CLAIM, measured([row | {'noise': 0.02} for row in rows]))) == 'agrees'
     assert measured([row | {'noise': None} for row in rows]).half_width == pytest.approx(0, abs=1e-9)
+    assert measured([*rows[:2], rows[2] | {'noise': float('nan')}]).half_width == pytest.approx(1.96 * 0.01, rel=1e-4)
 
 
 def test_the_interval_of_an_accuracy_ends_at_one():

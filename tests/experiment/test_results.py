@@ -2,6 +2,7 @@
 
 import decimal
 import json
+import math
 import pathlib
 import re
 
@@ -9,7 +10,7 @@ import pytest
 
 from attnlab.errors import UserError
 from attnlab.experiment.experiment import SIZES, Experiment, module_of
-from attnlab.experiment.results import plus_minus, preferred, rounded, write_results, written_results
+from attnlab.experiment.results import plus_minus, preferred, rounded, with_gaps, write_results, written_results
 from attnlab.experiment.runs import beside
 from attnlab.experiment.studies import tables
 
@@ -143,6 +144,41 @@ def test_a_setting_whose_score_is_not_finite_is_not_preferred():
     with pytest.raises(UserError, match='no run of the settings 1, 2 has a finite score'):
         preferred({1: scored(nan), 2: []}, lambda run: run['loss'])
     assert preferred({1: scored(None, 0.1), 2: scored(0.2, 0.2)}, lambda run: run['loss']) == scored(0.2, 0.2)
+
+
+def test_a_number_that_one_run_lacks_is_no_number_and_what_all_lack_is_missing():
+    first = {'label': 'a-0', 'loss': 1.5, 'accuracy': {'8': None, '16': 0.5}, 'curve': [[1, 2.0], [2, 1.0]]}
+    second = {'label': 'a-1', 'loss': None, 'accuracy': {'8': None, '16': 0.25}, 'curve': [[1, 2.0], [2, None]]}
+    whole, lacking = with_gaps([first, second])
+    assert whole == first and lacking['accuracy'] == second['accuracy'] and lacking['curve'][0] == [1, 2.0]
+    assert math.isnan(lacking['loss']) and math.isnan(lacking['curve'][1][1])
+
+
+def test_tables_and_figures_of_experiments_say_that_a_seed_has_no_number():
+    """A loss that is not finite ended the report, and a missing exponent was left out as if there were no such seed."""
+    for name, label, lacks, place, cells in (
+        ('dynamics', 'p0-low-1', 'exponent', 1, ('p0', '-1.07, nan, -1.06')),
+        # The last, although softmax was among the first.
+        ('drop_in', 'mha-1', 'loss', -1, ('mha', 'nan')),
+        # The largest number is that of the rate that is best of the others.
+        ('norms_and_activations', 'rmsnorm-silu-low', 'loss', 1, ('silu', 'nan', '2.1410', '14.6')),
+    ):
+        rows = json.loads((FOLDERS[0].parent / name / 'results' / 'cpu.json').read_text())['runs']
+        plot = module_of(FOLDERS[0].parent / name / 'plot.py')
+        lacking = with_gaps([row | {lacks: None} if row['label'] == label else row for row in rows])
+        line = plot.table(lacking)[place]
+        assert all(cell in line for cell in cells), (name, line)
+        plot.figure(lacking).draw_without_rendering()
+
+
+def test_the_side_on_which_edits_are_shown_is_chosen_by_the_other_half_of_them():
+    """Layer 2 brings back most; edits of layer 0 take more often in the half that chooses, of layer 4 in the other."""
+    takes = ([0.8, 0.25], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0], [0.2, 0.9])
+    seed = {
+        'maps': {'mixer.output': [[0.0, float(layer == 2), 0.0, 0.0] for layer in range(5)]},
+        'edits': {f'{layer}.mixer': {'takes': halves} for layer, halves in enumerate(takes)},
+    }
+    assert module_of(FOLDERS[0].parent / 'facts' / 'plot.py').elsewhere([seed] * 3) == '0.250 ± 0.000'
 
 
 STORED = sorted(path for path in (FOLDERS[0].parent).rglob('*.json') if 'matched' not in path.parts)

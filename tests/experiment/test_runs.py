@@ -137,6 +137,24 @@ def test_tables_and_figure_are_made_again_from_the_numbers_alone(done, tmp_path)
         report_experiment(found, tmp_path / 'runs', 'command', Console(quiet=True))
 
 
+def test_a_number_that_one_run_lacks_is_read_as_no_number(tmp_path):
+    """It is null in the file, as JSON has nothing else, and what draws and tabulates would stop at that."""
+    (tmp_path / 'toy' / 'results').mkdir(parents=True)
+    for name, text in (('sweep.py', SWEEP), ('plot.py', PLOT), ('README.md', README)):
+        (tmp_path / 'toy' / name).write_text(text)
+    made = {'device_count': 1, 'device_kind': 'cpu', 'cores': 2, 'python': platform.python_version()}
+    made |= {'packages': {'jax': '1', 'flax': '1'}, 'git': {'commit': None, 'changed': None}}
+    runs = [
+        {'label': label, 'task': 'Addition', 'made': made, 'seconds': 1.0, 'accuracy': [[4, value]]}
+        for label, value in (('slow', 0.5), ('fast', None))
+    ]
+    stored = tmp_path / 'toy' / 'results' / 'cpu.json'
+    stored.write_text(json.dumps({'planned': 2, 'command': 'command', 'runs': runs}))
+    report_experiment(Experiment(tmp_path / 'toy', 'cpu'), tmp_path / 'runs', 'command', Console(quiet=True))
+    assert '| fast | nan |' in (tmp_path / 'toy' / 'README.md').read_text()
+    assert json.loads(stored.read_text())['runs'][1]['accuracy'] == [[4, None]]
+
+
 def test_pictures_of_runs_are_kept_beside_the_figure(done, tmp_path):
     """Of runs that left one; and shown again when the runs are gone."""
     shutil.copytree(done, tmp_path, dirs_exist_ok=True)

@@ -234,8 +234,15 @@ def _curves(study: Study) -> dict[str, Sequence[tuple[int, float]]]:
     return {} if record is None else curves(record, study.sweep.metric)
 
 
+def paid(costs: Costs, cost: str) -> float | None:
+    """One of the costs; `None` where it is not known, or there is none: what does not stream has no state."""
+    value: float | None = getattr(costs, cost)
+    return None if cost.startswith('state_bytes') and not value else value
+
+
 def frontier(contents: Contents, cost: str, rows: Sequence[StudyResult]) -> list[bool]:
-    """Which studies are Pareto-optimal in a cost and the score of their rows: none in a cost that was matched.
+    """Which studies are Pareto-optimal in a cost and the score of their rows: none in a cost that was matched, or that
+    it does not have.
 
     The score is the confirmed one where every study has one, else the best trial of each.
     """
@@ -244,7 +251,7 @@ def frontier(contents: Contents, cost: str, rows: Sequence[StudyResult]) -> list
     studies, score = contents.studies, scored(rows)
     points: list[tuple[float, float] | None] = []
     for study, row in zip(studies, rows, strict=True):
-        value = getattr(study.costs, cost)
+        value = paid(study.costs, cost)
         sign = 1.0 if row.goal == 'min' else -1.0
         more = -1.0 if COSTS[cost].more_is_better else 1.0
         known = value is not None and row.statistics

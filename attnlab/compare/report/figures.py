@@ -20,7 +20,7 @@ from attnlab.compare.axes import MARKERS, Style, power, scale, scale_metric, sho
 from attnlab.compare.costs import COSTS, matched_cost
 from attnlab.compare.report.chart import SHAPES
 from attnlab.compare.report.comparison import COLUMNS, StudyResult, ranked_metric, scored
-from attnlab.compare.report.contents import Contents, costs_of, frontier
+from attnlab.compare.report.contents import Contents, costs_of, frontier, paid
 from attnlab.compare.report.style import GREY, GRID, PALE, themed
 from attnlab.evals.measured import Measured, is_share
 
@@ -88,9 +88,9 @@ def _unmatched(contents: Contents) -> list[str]:
 def _cost_plot(contents: Contents, cost: str, metric: str, rows: Sequence[StudyResult], name: str) -> Plot:
     optimal, score = frontier(contents, cost, rows), scored(rows)
     lines = tuple(
-        (row.name, getattr(study.costs, cost), *_ends(row.statistics[score]), mark, _survivors(row, score))
+        (row.name, value, *_ends(row.statistics[score]), mark, _survivors(row, score))
         for study, row, mark in zip(contents.studies, rows, optimal, strict=True)
-        if getattr(study.costs, cost) is not None and row.statistics
+        if (value := paid(study.costs, cost)) is not None and row.statistics
     )
     names = tuple(study.row.name for study in contents.studies)
     look = styles(names)

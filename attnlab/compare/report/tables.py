@@ -105,7 +105,11 @@ def _costs(studies: Sequence[StudyContents], cost: str) -> list[str]:
     if cost == 'decode_ms':
         digits = decimals([value for value in values if value is not None], significant=3)
         return [NONE if value is None else number(value, digits) for value in values]
-    return [NONE if value is None else shown_cost(cost, value) for value in values]
+    return [NONE if value is None else _shown(cost, value) for value in values]
+
+
+def _shown(cost: str, value: float) -> str:
+    return 'no stream' if cost.startswith('state_bytes') and not value else shown_cost(cost, value)
 
 
 def measured_table(contents: Contents) -> str:

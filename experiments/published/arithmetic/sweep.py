@@ -1,4 +1,4 @@
-"""Arithmetic modulo 5 of 1 to 19 numbers, asked at 19 to 127: eigenvalues below zero learn it better"""
+"""Arithmetic modulo 5 of 1 to 19 numbers, asked at 19 to 127, by eigenvalues down to -1 and down to 0"""
 
 import pathlib
 

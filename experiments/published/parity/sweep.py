@@ -1,4 +1,4 @@
-"""Parity of 2 to 39 bits, asked at 40 to 256: eigenvalues below zero learn it, positive ones do not"""
+"""Parity of 2 to 39 bits, asked at 40 to 256, by eigenvalues down to -1 and down to 0"""
 
 import pathlib
 

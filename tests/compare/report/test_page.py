@@ -348,6 +348,18 @@ def test_names_cannot_break_the_page():
     assert root[0].text == 'rwkv & <co>: valid/loss over learning rate'
 
 
+def test_what_does_not_stream_has_no_state_that_would_be_the_least(contents):
+    """Nothing is drawn at 0 bytes, and no mark says that none is better in both."""
+    first, *others = contents.studies
+    classifier = dataclasses.replace(first, costs=dataclasses.replace(first.costs, state_bytes=0.0, state_bytes_8x=0.0))
+    found = dataclasses.replace(contents, studies=(classifier, *others))
+    rows = [study.row for study in found.studies]
+    assert not frontier(found, 'state_bytes', rows)[0] and any(frontier(found, 'state_bytes', rows))
+    assert '>no stream<' in tables.cost_table(found) and '0 B<' not in tables.cost_table(found)
+    (plot,) = (plot for plot in figures.cost_plots(found) if plot.name == 'cost_state_bytes')
+    assert [line[0] for line in plot.lines] == [study.row.name for study in others]
+
+
 def test_more_tokens_a_second_are_better(contents):
     """The first study is the fastest; of the others, only what has a better value than every faster one is marked."""
     rows = [study.row for study in contents.studies]
