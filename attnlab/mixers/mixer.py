@@ -81,10 +81,10 @@ class HasValues(Protocol):
 NO_STREAM = 'a bidirectional mixer cannot be streamed: the first token sees the last'
 
 
-def require_causal(causal: bool) -> None:
-    """Raises `UserError` for a bidirectional mixer that is asked for a state."""
+def require_causal(mixer: Module, causal: bool) -> None:
+    """Raises `UserError` for a mixer, asked for a state, that is not causal as it was made."""
     if not causal:
-        raise UserError(NO_STREAM)
+        raise UserError(f'{type(mixer).__name__} was made with causal=False; {NO_STREAM}')
 
 
 def check_input(name: str, x: Any, ctx: Any) -> None:
@@ -187,4 +187,4 @@ class TwoSided(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> State:
         """Raises `UserError`: it cannot be streamed."""
-        raise UserError(NO_STREAM)
+        raise UserError(f'{type(self).__name__} has no causal form; {NO_STREAM}')
