@@ -1,4 +1,4 @@
-"""What a mixer may know about a batch besides its activations."""
+"""What a mixer is told about a batch besides its activations."""
 
 import dataclasses
 import numbers
@@ -15,8 +15,8 @@ PADDING = 0
 """The segment of padding; documents are numbered from 1."""
 
 MIXER_DROPOUT, MLP_DROPOUT, IN_MIXER, IN_EXPERTS, BACKWARDS = range(5)
-"""What parts of a layer give to `Context.fold_in`, so that no two of them draw the same numbers: the dropout of either
-branch of a block, what draws within a mixer, the gate of experts, and a mixer that reads rows backwards."""
+"""Arguments of `Context.fold_in` for the parts of a layer, so that no two of them draw the same numbers: the dropout of
+either branch of a block, draws within a mixer, the gate of experts, and a mixer that reads rows backwards."""
 
 
 @jax.tree_util.register_dataclass
@@ -25,8 +25,8 @@ class FirstValues:
     """The values of the first layer that mixes values.
 
     Attributes:
-      values: of all heads.
-      own: whether the layer that is told them is that one, which need not compute them again.
+      values: those of all heads, side by side.
+      own: whether the layer that receives them is that first layer, which need not compute them again.
     """
 
     values: Float[Array, 'b t v']
@@ -39,20 +39,21 @@ class Context:
     """Positions, documents and randomness of one batch; a frozen pytree.
 
     Attributes:
-      positions: position of every token inside its document, int32, `b t`, from 0.
-      segments: document of every token, int32, `b t`, numbered from 1; 0 is padding. The tokens of a document stand
-        next to each other, and its number does not come again in the row. `None`: one document a row.
-      grid: the static shape, `(height, width)` or `(depth, height, width)`, when the `t` tokens are a flattened image
-        or volume, the last axis fastest; else `None`. Inputs declare it.
+      positions: the position of every token in its document, int32, `b t`, from 0.
+      segments: the document of every token, int32, `b t`, numbered from 1; 0 is padding. The tokens of a document are
+        contiguous, and its number does not recur in the row. `None`: one document per row.
+      grid: the static shape, `(height, width)` or `(depth, height, width)`, if the `t` tokens are a flattened image or
+        volume, with the last axis fastest; otherwise `None`. Set by inputs.
       deterministic: `False` in training, where dropout applies.
-      dropout_key: the key dropout draws from; `None` when deterministic.
-      condition: a vector a row that layers are told, `b m`, such as what time of a diffusion it is; inputs make it.
-      cut: the tokens (last axis) that queries are kept from: their scores are minus infinity in whatever reads by
-        `attnlab.functional.attend`; `None` but in analyses.
-      labels: the number of labels that the loss of the batch is a sum over, by which the trainer divides it; `None`: as
-        many as tokens. Tasks say it; penalties of layers read it (`attnlab.functional.penalty`).
-      first_values: the values of the first layer of a stack that mixes them (`Mixer.mixes_values`), for it and those
-        above; the stack says it. `None`: there is no such layer below.
+      dropout_key: the key that dropout draws from; `None` when deterministic.
+      condition: one vector per row that layers are conditioned on, `b m`, such as the time of a diffusion. Set by
+        inputs.
+      cut: the tokens (last axis) that each query must not see: wherever attention goes through
+        `attnlab.functional.attend`, their scores are minus infinity. `None` except in analyses.
+      labels: the number of labels that the loss of the batch is summed over, and by which the trainer divides it;
+        `None`: as many as tokens. Set by tasks, read by penalties of layers (`attnlab.functional.penalty`).
+      first_values: the values of the first layer of a stack that mixes values (`Mixer.mixes_values`), for that layer
+        and those above it. Set by the stack; `None` below the first such layer.
     """
 
     positions: Positions
@@ -67,9 +68,9 @@ class Context:
 
     @classmethod
     def full(cls, batch: int, length: int, *, start: int | jax.Array = 0) -> 'Context':
-        """One unbroken document a row, whose first token stands at position `start`.
+        """One document per row, without padding, whose first token has position `start`.
 
-        Raises `UserError` for sizes that are no whole numbers, or negative.
+        Raises `UserError` for a size that is negative or not a whole number.
         """
         for name, size in (('batch', batch), ('length', length)):
             if not isinstance(size, numbers.Integral) or isinstance(size, bool) or size < 0:
@@ -78,7 +79,7 @@ class Context:
         return cls(positions=jnp.broadcast_to(row, (batch, length)))
 
     def segments_or_ones(self) -> Segments:
-        """The segments, spelled out when there is one document a row."""
+        """The segments; ones where there is one document per row."""
         return jnp.ones_like(self.positions) if self.segments is None else self.segments
 
     def token(self, index: int | jax.Array) -> 'Context':
@@ -87,7 +88,7 @@ class Context:
         return jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, index, 1, axis=1), known)
 
     def unaided(self) -> 'Context':
-        """The same for a layer that is to compute its values itself, though it is told its own."""
+        """The same context, for a layer that must compute its values itself even though it was given its own."""
         told = self.first_values is not None and self.first_values.own
         return dataclasses.replace(self, first_values=None) if told else self
 

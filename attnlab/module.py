@@ -1,4 +1,4 @@
-"""The base of modules."""
+"""The base class of modules, and searches for modules of a kind within a model."""
 
 from typing import Any, ClassVar
 
@@ -9,20 +9,22 @@ from attnlab.signature import checked
 
 
 class Module(nnx.Module):
-    """A module that checks what it is made with.
+    """A module whose constructor checks its arguments.
+
+    Attributes of the class tell the code around a part, which does not know what it is, what to expect of it.
+
+    Raises `UserError` for an argument of the wrong type, a size below its range, and NaN.
 
     Attributes:
-      goes_on: of the class, whether more than a linear map stands at its end, such as a gate on what a map gives.
-      learns_in_training: of the class of a norm, whether blocks call `in_training(x)` in training.
-      looks_ahead: of the class, whether what it gives for a token always depends on later ones of the row.
-      ordered: of the class of a weight map, whether it needs all keys of a causal row, in their order.
-      remembers: of the class of a channel mixer, whether it keeps a state; blocks then call it as they do a prelude,
-        `mlp(x, segments, state) -> (y, state)`, and ask for `init_state(batch, dtype)`.
-      routes: of the class of a channel mixer, whether blocks call it as they do a mixture of experts, `mlp(x, key,
-        labels, segments, trains=)`, with a key in training alone and what else of the context a penalty needs.
-      tells: of the class, the names of the parts that it tells of training, as those with `Moving` buffers must be.
-
-    Raises `UserError` for a value of a wrong type, a size below its range, and what is not a number.
+      goes_on: whether its last operation is something other than a linear map, such as a gate on the map's output.
+      learns_in_training: for a norm, whether blocks call `in_training(x)` during training.
+      looks_ahead: whether its output for a token always depends on later tokens of the row.
+      ordered: for a weight map, whether it needs all keys of a causal row, in order.
+      remembers: for a channel mixer, whether it keeps a state. Blocks then call it like a prelude,
+        `mlp(x, segments, state) -> (y, state)`, and call `init_state(batch, dtype)`.
+      routes: for a channel mixer, whether blocks call it like a mixture of experts, `mlp(x, key, labels, segments,
+        trains=)`; `key` is given in training only, `labels` and `segments` are for its penalty.
+      tells: the names of those of its parts that it informs of training, which parts with `Moving` buffers need.
     """
 
     goes_on: ClassVar[bool] = False
@@ -39,7 +41,7 @@ class Module(nnx.Module):
             cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
 
     def check_looks_back(self, needs: str = 'a model that predicts the next one') -> None:
-        """Raises `UserError`, naming its place, for a part that looks ahead; `needs` is what needs another."""
+        """Raises `UserError`, with its path, for a part that looks ahead; `needs` names what cannot do with it."""
         for path, part in nnx.iter_modules(self):
             if isinstance(part, Module) and part.looks_ahead:
                 raise UserError(
@@ -48,7 +50,7 @@ class Module(nnx.Module):
                 )
 
     def check_width(self, x: Any, channels: int) -> None:
-        """Raises `UserError` for an input of another number of channels."""
+        """Raises `UserError` unless the last axis of `x` has this many channels."""
         if x.shape[-1] != channels:
             raise UserError(
                 f'the input of a {type(self).__name__} has shape {x.shape}, so {x.shape[-1]} channels; it must have '
@@ -62,7 +64,7 @@ def modules_of[M](model: Any, kind: type[M]) -> list[M]:
 
 
 def places_of[M](model: Any, kind: type[M]) -> list[tuple[Any, str, M]]:
-    """Where a model has modules of a kind: the module around it, its attribute, and it, as often as it is shared."""
+    """Every place of a module of a kind: its parent, the attribute, and the module; a shared one has several places."""
     return [
         (around, name, value)
         for around in modules_of(model, nnx.Module)

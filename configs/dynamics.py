@@ -1,15 +1,20 @@
-"""Reconstruction of a chaotic system from a trajectory, by an AL-RNN that then runs by itself.
+"""Reconstruction of a chaotic system from one trajectory, by an almost-linear RNN (AL-RNN) that then runs on its own.
 
     attnlab train --config=dynamics:data=lorenz,rectified=2 --workdir=runs/lorenz
 
-`data` is one of `SYSTEMS`, drawn series whose law is known; `state` units of which the last `rectified` are rectified,
-so that the map is linear in each of at most `2^rectified` regions; every `forcing`-th row overwrites the units that are
-observed. `size` is `tiny`, minutes on a CPU core, or `paper`: steps as published. At its end every run is let go by
-itself (`attnlab.evals.attractor`): its attractor, power spectrum, regions and greatest Lyapunov exponent.
+- `data`: one of `SYSTEMS`, simulated series whose law is known;
+- `state`: the number of hidden units, the first of which are the observed variables;
+- `rectified`: how many of them, counted from the last, are rectified; the map is linear in each of at most
+  `2^rectified` regions;
+- `forcing`: in training, every `forcing`-th row of the data overwrites the observed units (sparse teacher forcing);
+- `size`: `tiny`, minutes on a CPU core, or `paper`, with the published number of steps.
 
-Brenner et al. 2024, https://arxiv.org/abs/2410.14240, train by RAdam with a rate that falls from 1e-3 to 1e-5
-exponentially; here it is AdamW without decay, gradients clipped at 1, and one cosine. `optimizer`, `schedule` and
-`rounding` are as in `configs/language.py`.
+At the end of a run the model is let run freely, and its attractor, power spectrum, regions and largest Lyapunov
+exponent are evaluated (`attnlab.evals.attractor`).
+
+Brenner et al. 2024, https://arxiv.org/abs/2410.14240, train with RAdam and a learning rate that decays exponentially
+from 1e-3 to 1e-5; here it is AdamW without weight decay, with gradients clipped at 1 and a single cosine. `optimizer`,
+`schedule` and `rounding` are as in `configs/language.py`.
 """
 
 import dataclasses
@@ -36,13 +41,13 @@ SYSTEMS: Mapping[str, DrawnSeries] = MappingProxyType(
         'henon': DrawnSeries(Henon(), rows=20_000),
     }
 )
-"""The values of `data=`; a flow every hundredth of its time, of whose greatest exponent 0.906 is known a unit of time
-(Sprott 2003), and a map, of whose greatest exponent 0.419 is known a step."""
+"""The values of `data=`: a flow, sampled every hundredth of a unit of time, whose largest Lyapunov exponent is known to
+be 0.906 per unit of time (Sprott 2003); and a map, for which it is 0.419 per step."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """How a model is trained: rows of a stretch, stretches of a step."""
+    """How a model is trained; `length` counts the rows of a stretch, `batch_size` the stretches of a step."""
 
     steps: int
     length: int

@@ -2,12 +2,13 @@
 
     attnlab train --config=grokking:method=stablemax,size=tiny --workdir=runs/stablemax
 
-`method` is one of METHODS, `size` is `tiny`, numbers modulo 59 of which 70 % of the sums are shown, or `paper`, modulo
-113, 40 % shown, 80,000 epochs. The model is the perceptron of Prieto et al. 2025, https://arxiv.org/abs/2501.04697,
-with the optimiser of the released scripts for figure 1: Adam at 0.01 with epsilon 1e-25, without clipping, and with
-`b2` of 0.999 for StableMax, 0.99 for the others. `optimizer`, `schedule` and `rounding` are as in
-`configs/language.py`.
-The scripts take the losses of figure 1 in float64, but for `perpendicular`; these are in float32.
+- `method`: one of `METHODS`;
+- `size`: `tiny`, sums modulo 59, 70 % of which are trained on; or `paper`, modulo 113, 40 %, for 80,000 epochs.
+
+The model is the perceptron of Prieto et al. 2025, https://arxiv.org/abs/2501.04697, with the optimiser of the released
+scripts for their figure 1: Adam at 0.01 with epsilon 1e-25, no clipping, and `b2` of 0.999 for StableMax and 0.99
+otherwise. Those scripts compute the loss in float64, except for `perpendicular`; here it is in float32. `optimizer`,
+`schedule` and `rounding` are as in `configs/language.py`.
 """
 
 import dataclasses

@@ -1,66 +1,72 @@
-"""Images, and clouds of points, with any mixer of the zoo: those on grids, and those of sequences, row by row.
+"""Images and point clouds with any mixer of the zoo; mixers of sequences read the patches row by row.
 
     attnlab train --config=images:zoo=swin,data=count --workdir=runs/count-swin
 
-`zoo` is a recipe (`attnlab zoo` lists them; those with the claim `grid` know where patches lie), `data` one of
+Data and size:
 
-- `digits`: 8 x 8 handwritten digits (extra `offline`);
-- `count`, `same_different`, `connected`: drawn images of 32 x 32, told apart by how many shapes there are, whether two
-  patterns are the same, and whether two marks are on one path;
-- `segments`: drawn images again, and the class of every patch;
-- `surfaces`, `parts`: drawn clouds of points, and the class of every point, by the voxel that it lies in: what kind of
-  surface it is on, or what part of a table, chair or lamp. `side=8` voxels on every axis are the tokens, for mixers of
-  volumes, such as `condaformer`, and those of sequences (`attnlab.tasks.clouds`); with `voxels=occupied` those with
-  points alone, 512 at most, for mixers of sequences that tell padding apart, and for `condaformer`, which leaves the
-  others out;
-- `mnist`, `fashion_mnist` (28 x 28, grey), `cifar10`, `cifar100` (32 x 32, three colours) and `imagenette` (64 x 64,
-  three colours): made once by `attnlab data prepare` (extra `tfds`) from the published files, whose checksums are
-  checked;
-- a path, which has a `/` or a `.` in it: image files of one's own in `PATH/CLASS/`, or in `PATH/train/CLASS/`,
-  `PATH/test/CLASS/` and perhaps `PATH/valid/CLASS/` (`attnlab.data.vision.folders`), in `colors=rgb|grey` and squares
-  of `side=32` pixels.
+- `zoo`: a recipe (`attnlab zoo` lists them); those with the claim `grid` know where each patch lies. Recipes with a
+  bidirectional form are trained in it; the others read from left to right.
+- `size`: `tiny`, minutes on 2 CPU cores, or `small`, for an accelerator.
+- `data`: one of
+    - `digits`: 8 x 8 handwritten digits (extra `offline`);
+    - `count`, `same_different`, `connected`: generated images of 32 x 32; the class is the number of shapes, whether
+      two patterns are the same, or whether two marks are on one path;
+    - `segments`: generated images with a class for every patch;
+    - `surfaces`, `parts`: generated point clouds with a class for every point, the kind of surface or the part of a
+      table, chair or lamp that it belongs to, predicted from its voxel (`attnlab.tasks.clouds`). The tokens are the
+      `side=8` voxels along each axis, for mixers of volumes, such as `condaformer`, and of sequences. With
+      `voxels=occupied` they are only the voxels that hold points, at most 512, for mixers of sequences that tell
+      padding apart; `condaformer` reads the whole grid and leaves the empty voxels out;
+    - `mnist`, `fashion_mnist` (28 x 28, grey), `cifar10`, `cifar100` (32 x 32, three colours), `imagenette` (64 x 64,
+      three colours): prepared once by `attnlab data prepare` (extra `tfds`) from the published files, whose checksums
+      are verified;
+    - a path, recognised by a `/` or a `.` in it: your own image files in `PATH/CLASS/`, or in `PATH/train/CLASS/`,
+      `PATH/test/CLASS/` and optionally `PATH/valid/CLASS/` (`attnlab.data.vision.folders`), read with
+      `colors=rgb|grey` and resized to squares of `side=32` pixels.
+- `augment=crop+flip+rand+mixup+cutmix`, or a subset: in training, a random crop of the zero-padded image, a mirror
+  image, two of RandAugment's changes of shape or colour (only for images of bytes, so not `digits`), a mixture of two
+  images, a patch pasted from another. Of `mixup` and `cutmix` one is drawn for each image.
 
-`size` is `tiny`, minutes on 2 CPU cores, or `small`, for an accelerator. Recipes with a bidirectional form are trained
-in it; others read from left to right.
+Model:
 
-`system=activator` has layers without a mixer in the place of a recipe's (`attnlab.blocks.mixerless`): a gated network,
-both of whose factors are normalised, and a plain one of as many hidden channels, twice the width, after one norm;
-`system=activator_gates` has the gated one alone. No token meets another before the mean of the patches, and without
-positions, which are added where `positions` says so, their order changes nothing.
+- `layout`: `flat`; `pyramid`, resolutions that fall while widths rise: each stage has half the sides and twice the
+  width of the one before, and the last has the width of `size`; or `paper`, the hierarchical model of the recipe's own
+  paper with its widths, depths and heads, on the patches of `data` and with the training of `size` (`swin`: Swin-T,
+  `pvt`: PVT-Tiny).
+- `system=activator`: layers without a mixer in place of a recipe's (`attnlab.blocks.mixerless`): behind one norm, a
+  gated network both of whose factors are normalised, and a plain network, each with twice the width of hidden channels;
+  `system=activator_gates` has the gated network alone. No token meets another before patches are averaged, so their
+  order makes no difference unless `positions` adds positions.
+- `layers=linear`: the parameters of a layer are linear in its depth, a base plus a slope (`layout=flat`).
+  `learngene=RUN` starts from such a run and builds ordinary layers from it, as many as `--config.model.stack.depth`
+  says.
+- `stem=linear|overlap|conv` maps patches to tokens, and `positions=learned|sinusoidal|none` are added to them. By
+  default they are those of the paper with `layout=paper`, and `linear` and `learned` otherwise; a system has no
+  positions.
+- `token`: what the prediction for an image is read from: `mean` of the patches (the default), or a class token put
+  `first` or in the `middle`, which recipes on grids and layouts of several resolutions have no place for.
+- `head`: one of the classification heads that `attnlab zoo --heads` lists.
+- `norm`: `rmsnorm`, `layernorm`, `dyt`, `evonorm_s0` or `none`, in the blocks and at the end; or `evonorm_b0`, whose
+  variances are taken over the batch, in the blocks only. By default it is that of the paper or the system where these
+  have one, and `rmsnorm` otherwise.
+- `conv`: the short convolutions, along the rows of patches. `conv`, `init`, `optimizer`, `schedule` and `rounding` are
+  as in `configs/language.py`.
 
-`layout=pyramid` puts the layers at falling resolutions and rising widths: each has half the sides and twice the width
-of that before, the last the width of `size`. `layout=paper` is the hierarchical model of the recipe's paper in its own
-widths, depths and heads, with the patches of `data` and the training of `size` (swin: Swin-T, pvt: PVT-Tiny).
+What is predicted and evaluated:
 
-`layers=linear` has the parameters of a layer linear in its place, a base and a slope (layout=flat); `learngene=RUN`
-begins with layers made of those of such a run, as many as `--config.model.stack.depth` says.
+- `predict`: `label`, the default; or `epsilon` or `v`, which train a diffusion model of the images
+  (`attnlab.tasks.diffusion`) that draws some at the end. With `given=label` it is told the label of an image and draws
+  images of every label. Time and label are given with the pixels or, with `told=norms`, to the norms of all branches,
+  which then scale, shift and gate them (DiT; the blocks of LaMamba: `zoo=lamamba,told=norms`).
+  `attnlab eval --judge=RUN` has a run with `predict=label` classify the drawn images.
+- `pictures=1`: at the end, draws what a token in the middle of an image has seen (`figures/receptive_field.png`; not
+  with a class token) and, for `segments`, images with their true and predicted classes (`figures/segmented.png`).
 
-`predict=label` is the default; `predict=epsilon|v` trains a diffusion model of the images instead
-(`attnlab.tasks.diffusion`), evaluated by drawing some, at the end; with `given=label` it is told the label of an image
-and draws images of every label. Time and label are told with the pixels, or with `told=norms` to the norms of every
-branch, which scale, shift and gate it (DiT; the blocks of LaMamba: `zoo=lamamba,told=norms`).
-`attnlab eval --judge=RUN` has a run with `predict=label` classify what it draws.
+Every evaluation, the last included, reads 1,000 images spread over the test split (all 180 of `digits`; 200 images or
+clouds where every patch or point has a class); `attnlab eval --examples=10000` reads that many.
 
-`augment=crop+flip+rand+mixup+cutmix`, or some of these, changes images in training: a part of the image with zeros
-around it, the image mirrored, two of RandAugment's changes of shape and colour (of images of bytes: not the digits),
-the mixture of two, a piece of another; of the last two one is drawn for every image.
-
-`pictures=1` draws, at the end, what a token in the middle of an image has seen (`figures/receptive_field.png`; not with
-a class token) and, for `segments`, images with the classes of their patches and those found (`figures/segmented.png`).
-
-Evaluations, at the end too, are of 1,000 images all over the test split (180 digits, which are all, and 200 images or
-clouds with a class for every patch or point); `attnlab eval --examples=10000` asks as many as that.
-
-`stem=linear|overlap|conv` maps patches, and `positions=learned|sinusoidal|none` are added to them; left out, they are
-the paper's where the layout or the system is, else linear and learned. `token=mean|first|middle` says what a prediction
-about an image is read from: the mean of the patches, the default, or a class token, which recipes on grids and layouts
-of several resolutions cannot place. `head` is one of those of classes that `attnlab zoo --heads` lists; `optimizer`,
-`schedule`, `rounding` and `init` are as in `configs/language.py`. `config.length` counts pixels, and so do tokens a
-second; `config.model.inputs.patch` joins them to patches (and `config.task.patch`, for `segments`, to tokens of the
-last resolution); of clouds it counts points.
-`conv` says which short convolutions there are, along the rows of patches, as in `configs/language.py`. `norm` is
-`rmsnorm`, `layernorm`, `dyt`, `evonorm_s0` or `none`, of the blocks and the last one, or `evonorm_b0`, whose variances
-are over images, of the blocks alone; left out, it is the paper's where the layout or the system is, else `rmsnorm`.
+`config.length` counts pixels, as do the reported tokens per second; `config.model.inputs.patch` joins pixels to patches
+(and, for `segments`, `config.task.patch` to tokens of the last resolution). For clouds it counts points.
 """
 
 import dataclasses
@@ -117,9 +123,9 @@ from attnlab.zoo.chosen import chosen_recipe, convolved, initialized, set_norm
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-    """A data set, and the patches that suit its images, whose pixels have `levels`; or the voxels of its clouds.
+    """A data set, with the patch size for its images, whose pixels have `levels` values, or the voxels of its clouds.
 
-    With `occupied` the tokens of a cloud are its voxels with points.
+    `dense` data have a class for every patch or point; with `occupied` only voxels that hold points are tokens.
     """
 
     data: Dataset
@@ -133,9 +139,9 @@ class Images:
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """The model, and how it is trained.
+    """The model and its training.
 
-    `window` is for mixers of sequences that have one, in patches; `resolutions` are those of `layout=pyramid`.
+    `window`, in patches, is for mixers of sequences that have one; `resolutions` is for `layout=pyramid`.
     """
 
     steps: int
@@ -224,7 +230,7 @@ AUGMENTATIONS: dict[str, Transform | Mixing] = {
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of the arguments below and `CHOICES`; an empty stem or positions are the layout's own."""
+    """The config for the arguments named above and `CHOICES`; an empty stem or positions are the layout's own."""
     chosen = arguments(
         arg,
         zoo='',

@@ -3,32 +3,33 @@
     attnlab train --config=language:zoo=gla,size=tiny,data=stdlib --workdir=runs/gla
 
 - `zoo`: a recipe (`attnlab zoo` lists them);
-- `size`: one of SIZES;
+- `size`: one of `SIZES`;
 - `data`: `stdlib`, the name of a prepared dataset (`tiny_shakespeare`, `lm1b`, `pg19`, `wiki40b/en` or another
-  language), or the path of a text file or a folder of them;
+  language), or the path of a text file or of a folder of them;
 - `tokens`: `bytes` or `bpe`;
-- `residual`: one of RESIDUALS;
-- `conv`: which short convolutions there are: those of the recipe, `0`; `none`; `1`, `canon` or some of its points
-  (`attnlab.zoo.chosen.convolved`);
+- `residual`: one of `RESIDUALS`;
+- `conv`: short convolutions: `0`, those of the recipe; `none`; `1`, layers alternate between a gated short convolution
+  and the recipe; `canon` or some of its points (`attnlab.zoo.chosen.convolved`);
 - `head`: one of those that `attnlab zoo --heads` lists;
-- `norm`: one of NORMS, of the blocks and the last one;
-- `mlp`: one of MLPS; `activation`: the name of another nonlinearity in it (`attnlab.nn.activations`);
-- `init`: `framework` or `paper`, the initial values of the recipe's paper, and what its layers have by their place;
+- `norm`: one of `NORMS`, for the blocks and the final norm;
+- `mlp`: one of `MLPS`; `activation`: the name of another nonlinearity for it (`attnlab.nn.activations`);
+- `init`: `framework`, or `paper`, the initialisation of the recipe's paper, including what it varies with depth;
 - `rounding`: quantization during training (`attnlab.quantize.training`), such as `learned4`, `int4+affine8` (weights
   and inputs) or `quartet`;
-- `alignment`: the weight of a penalty on how far layers turn the stream (`attnlab.blocks.alignment`);
-- `run`: a run whose parameters training starts from, `run=runs/gla`.
+- `alignment`: the weight of a penalty on how far layers turn the residual stream (`attnlab.blocks.alignment`);
+- `run`: a run whose parameters training starts from, such as `run=runs/gla`;
+- `optimizer`: `adamw`, `lion` or `muon`;
+- `schedule`: `cosine`, `wsd`, `linear`, `constant` or `staircase`.
 
-Optimiser and schedule: `optimizer` is `adamw`, `lion` or `muon`, `schedule` is `cosine`, `wsd`, `linear`, `constant` or
-`staircase`:
+For example:
 
     attnlab train --config=language:zoo=gla,optimizer=lion,schedule=wsd --workdir=runs/gla-lion
 
-Time scales are trained at the rate of the rest, as those of Mamba, GLA and RG-LRU are in language modelling;
-`--config.optimizer.groups.dynamics.lr=0.1` gives them a tenth of it, as S4 and S5 have it (decision 313).
+Time scales have the same learning rate as all other parameters, as for Mamba, GLA and RG-LRU in language modelling;
+`--config.optimizer.groups.dynamics.lr=0.1` gives them a tenth of it, as S4 and S5 do (decision 313).
 
-Claim: with no arguments, 2 CPU cores and five minutes, validation loss falls below 2.74 bits per byte, that of an
-interpolated trigram model of the same text (`docs/benchmarks.md`).
+Claim: with no arguments, on 2 CPU cores and within five minutes, the validation loss falls below 2.74 bits per byte,
+that of an interpolated trigram model of the same text (`docs/benchmarks.md`).
 """
 
 import dataclasses
@@ -75,7 +76,7 @@ from attnlab.zoo.chosen import convolved, initialized, next_token_recipe, set_no
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """A model size and its run, fitting one device of 80 GB; `window` is for mixers that have one."""
+    """A model size and its training, which fits on one device of 80 GB; `window` is for mixers that have one."""
 
     dim: int
     depth: int
@@ -123,7 +124,7 @@ MLPS = {
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `zoo=...,size=...` and the other arguments named above."""
+    """The config for `zoo=...,size=...` and the other arguments named above."""
     chosen = arguments(
         arg,
         zoo='mha',
@@ -182,7 +183,7 @@ def get_config(arg: str = '') -> ConfigDict:
 
 
 def _evals(stack: ConfigDict, every: int) -> tuple[ConfigDict, ...]:
-    """Held-out loss; and where tokens go, for a model with experts."""
+    """The held-out loss and, for a model with experts, where tokens are sent."""
     held_out = spec(HeldOut, cadence=spec(EveryNSteps, n=every), tokens=65_536)
     experts = spec(MixtureOfExperts).target
     if not any('mlp' in block and block.mlp is not None and block.mlp.target == experts for block in stack.blocks):

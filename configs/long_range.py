@@ -1,34 +1,38 @@
-"""The Long Range Arena and other long sequences with one label, with any mixer of the zoo.
+"""The Long Range Arena and other long sequences with one label each, with any mixer of the zoo.
 
     attnlab train --config=long_range:task=listops,zoo=mamba,size=smoke --workdir=runs/listops-mamba
 
-`task` is one of those of the size, `zoo` a recipe (`attnlab zoo` lists them). `size=smoke` takes minutes on 2 CPU cores
-and needs no preparation: short expressions, small images, and the data available offline, `digits` (extra
-`offline`) and `authorship`. `size=full` has widths, depths and training of the recipe's own paper where `PUBLISHED` has
-them (s4, s4d, s5, lru, hgrn, mega, seqboat, mha), and those of S4, with a channel mixer in every layer, for others; its
-data are prepared once by `attnlab data prepare NAME`. Norms are those of all recipes (root mean square, before the
-mixer), the schedule ends at a tenth of its peak unless it is linear, and gradients, betas and weight decay of norms and
-biases are attnlab's.
+- `task`: one of those of the size;
+- `zoo`: a recipe (`attnlab zoo` lists them);
+- `size=smoke`: minutes on 2 CPU cores, without preparation: short expressions, small images, and the data that are
+  available offline, `digits` (extra `offline`) and `authorship`;
+- `size=full`: the widths, depths and training of the recipe's own paper where `PUBLISHED` has them (s4, s4d, s5, lru,
+  hgrn, mega, seqboat, mha); for other recipes those of S4, with a channel mixer in every layer. Its data are prepared
+  once by `attnlab data prepare NAME`. Norms are the same for all recipes (root mean square, before the mixer), the
+  schedule ends at a tenth of its peak unless it is linear, and clipping, betas and the weight decay of norms and biases
+  are attnlab's;
+- `protocol`: `scratch`; or `pretrain`, to predict the inputs themselves, followed by `finetune` from the pretrained
+  run, `run=` (Amos et al. 2024, https://arxiv.org/abs/2310.02980). `config.start` says which parameters are copied:
 
-`protocol` is `scratch`, or `pretrain`, to predict the inputs themselves, and then `finetune`, from the parameters of
-the run that was pretrained, `run=` (Amos et al. 2024, https://arxiv.org/abs/2310.02980); `config.start` says
-which parameters are copied:
+      attnlab train --config=long_range:task=imdb,protocol=pretrain --workdir=runs/first
+      attnlab train --config=long_range:task=imdb,protocol=finetune,run=runs/first --workdir=runs/then
 
-    attnlab train --config=long_range:task=imdb,protocol=pretrain --workdir=runs/first
-    attnlab train --config=long_range:task=imdb,protocol=finetune,run=runs/first --workdir=runs/then
+- `head`: one of the classification heads that `attnlab zoo --heads` lists, or one for real numbers where pretraining
+  predicts these. For every mixer it reads the mean over the tokens of a document;
+- `fast`: another recipe, which reads windows of `rate` tokens, while `zoo` reads a summary of each
+  (`fast=s4,zoo=mamba`, HiSS; Bhirangi et al. 2024, https://arxiv.org/abs/2402.10211). Positions are given where either
+  needs them;
+- `conv`, `optimizer`, `schedule` and `rounding` are as in `configs/language.py`.
 
-Recipes with a bidirectional form are trained in it, and pretrained to predict hidden positions; others read from left
-to right and are pretrained to predict the next one, unless `zoo=bi_NAME` reads them both ways (`zoo=bi_mamba`), with
-what is published for NAME. The published scores of MEGA and SeqBoat are of bidirectional models, whose attention reads
-both ways and whose moving averages are two; `zoo=mega` and `zoo=seqboat` are causal, and `zoo=bi_mega` and
-`zoo=bi_seqboat` come nearest: two whole mixers a layer, with twice the parameters. Recipes whose bidirectional form
-cannot tell left from right (`mirrored` in the zoo) are given sinusoidal positions at their inputs, as the arena's own
-transformers are (Tay et al. 2021, https://arxiv.org/abs/2011.04006); `--config.model.positions=None` removes them. The
-head reads the mean over time of a document, for every mixer; `head` is one of those of classes that
-`attnlab zoo --heads` lists, or one of real numbers where these are predicted in pretraining. With `fast`, another
-recipe, that one reads windows of `rate` tokens, and `zoo` a summary of each (`fast=s4,zoo=mamba`, HiSS; Bhirangi et al.
-2024, https://arxiv.org/abs/2402.10211); positions are given where either needs them.
-`conv`, `optimizer`, `schedule` and `rounding` are as in `configs/language.py`.
+Recipes with a bidirectional form are trained in it, and pretrained to predict hidden positions. The others read from
+left to right and are pretrained to predict the next position, unless `zoo=bi_NAME` reads them both ways
+(`zoo=bi_mamba`), with the published settings of NAME. The published scores of MEGA and SeqBoat are those of
+bidirectional models, whose attention reads both ways and which have two moving averages; `zoo=mega` and `zoo=seqboat`
+are causal, and `zoo=bi_mega` and `zoo=bi_seqboat` come closest: two whole mixers per layer, with twice the parameters.
+
+Recipes whose bidirectional form cannot tell left from right (`mirrored` in the zoo) get sinusoidal positions at their
+inputs, as the arena's own transformers do (Tay et al. 2021, https://arxiv.org/abs/2011.04006);
+`--config.model.positions=None` removes them.
 """
 
 import dataclasses
@@ -74,12 +78,12 @@ from attnlab.zoo.chosen import BOTH, padded_sequence_recipe
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Data, the model for them, and how it is trained.
+    """The data, the model for them, and its training.
 
-    `window` is for the mixers that have one; `hidden` is the fraction of positions that are hidden in pretraining.
-    Time scales are trained at `dynamics_lr`, but no faster than the rest, and with `None` at the rate of the rest;
-    `overrides` are of single parameters, in the place of their group's. `sizes` are arguments of the mixers that take
-    them, by keys such as `system.low`; `mlp` makes the channel mixer's spec, or `None`.
+    `window` is for mixers that have one; `hidden` is the fraction of positions hidden in pretraining. The learning rate
+    of time scales is `dynamics_lr`, but at most that of other parameters, and with `None` the same; `overrides` replace
+    the settings of a group for single parameters. `sizes` are arguments for the mixers that take them, by keys such as
+    `system.low`; `mlp` returns the spec of the channel mixer, or `None`.
     """
 
     data: Dataset
@@ -171,9 +175,9 @@ def _plain(hidden: int, activation: str) -> dict[str, Any]:
 
 
 READS_DECAY = (Override('*/system/C*'), Override('*/D'))
-"""Outputs of systems, and what passes them by, have the weight decay of matrices."""
+"""The output maps of systems, and the skip connections around them, have the weight decay of matrices."""
 STEPS_AT_PEAK = (*READS_DECAY, Override('*/log_step', weight_decay=0.0))
-"""Steps of time, too, are trained at the rate of the rest, other time scales at `dynamics_lr`."""
+"""As `READS_DECAY`; step sizes have the learning rate of other parameters, other time scales `dynamics_lr`."""
 
 
 def _s4(overrides: tuple[Override, ...] = READS_DECAY, **system: Any) -> dict[str, Any]:
@@ -414,13 +418,13 @@ PUBLISHED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         ),
     },
 }  # fmt: skip
-"""What a recipe's own paper, or the code released with it, has for a task at `size=full` in the place of S4's."""
+"""Settings of a recipe's own paper, or of its released code, that replace those of S4 for a task at `size=full`."""
 
 
 def setting(size: str, task: str, zoo: str) -> Setting:
-    """The data, sizes and training of a task, for a recipe. Raises `UserError` for an unknown size or task.
+    """The data, sizes and training of a task for a recipe; `bi_NAME` has those of NAME.
 
-    A recipe that is read both ways, `bi_NAME`, has those of NAME.
+    Raises `UserError` for an unknown size or task.
     """
     of_size = choose(choose(SIZES, 'size', size), 'task', task)
     published = PUBLISHED.get(zoo.removeprefix(BOTH), {}).get(task, {})
@@ -431,7 +435,7 @@ SIZES = {'smoke': SMOKE, 'full': FULL}
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `task=...,zoo=...,size=...,protocol=...,run=...,conv=...,head=...` and `CHOICES`."""
+    """The config for `task=...,zoo=...,size=...`, the other arguments named above, and `CHOICES`."""
     chosen = arguments(
         arg,
         task='listops',

@@ -1,17 +1,22 @@
-"""Recall, copying, state tracking and in-context learning, on examples that are drawn, with any mixer of the zoo.
+"""Recall, copying, state tracking and in-context learning on generated examples, with any mixer of the zoo.
 
     attnlab train --config=recall:task=mqar,zoo=gla --workdir=runs/mqar-gla
 
-`task` is one of TASKS, `zoo` a recipe (`attnlab zoo` lists them), `size` is `tiny`, which takes minutes on 2 CPU cores,
-or `paper`: lengths, vocabularies, widths and training as published, except for those in DEPARTURES. With `conv=1`
-layers alternate between a short gated convolution and the recipe: a convolution brings a key and its value together,
-which many mixers cannot do alone, so that papers on recall put one into every model (Arora et al. 2023); other values
-are those of `attnlab.zoo.chosen.convolved`: `none`, `canon` or some of its points. `optimizer`,
-`schedule`, `rounding` and `init` are as in `configs/language.py`. `thoughts=continuous` has `task=signed_sums` think in
-mixtures of tokens before it answers (`attnlab.tasks.thoughts`). Time scales are trained at the rate of the rest;
-`--config.optimizer.groups.dynamics.lr=0.1` gives them a tenth of it (decision 313).
+- `task`: one of `TASKS`;
+- `zoo`: a recipe (`attnlab zoo` lists them);
+- `size`: `tiny`, minutes on 2 CPU cores, or `paper`: lengths, vocabularies, widths and training as published, except as
+  listed in `DEPARTURES`;
+- `conv`: with `1`, layers alternate between a short gated convolution and the recipe. A convolution brings a key
+  together with its value, which many mixers cannot do alone, so papers on recall put one into every model (Arora et al.
+  2023). Other values are `none`, `canon` and some of its points (`attnlab.zoo.chosen.convolved`);
+- `thoughts=continuous`: for `task=signed_sums`, the model thinks in mixtures of tokens before it answers
+  (`attnlab.tasks.thoughts`);
+- `optimizer`, `schedule`, `rounding` and `init` are as in `configs/language.py`.
 
-Every run is evaluated on named slices: 1x, 2x and 4x the length trained on, and the task's own difficulties.
+Time scales have the same learning rate as all other parameters; `--config.optimizer.groups.dynamics.lr=0.1` gives them
+a tenth of it (decision 313).
+
+Every run is evaluated on named slices: 1, 2 and 4 times the training length, and difficulties of the task itself.
 """
 
 import dataclasses
@@ -57,10 +62,10 @@ from attnlab.zoo.chosen import convolved, initialized, next_token_recipe, padded
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A problem, the model for it, and how it is trained; `window` is for the mixers that have one.
+    """A problem, the model for it, and its training; `window` is for mixers that have one.
 
-    `b2` and `clip` are those of AdamW. Papers that name neither, and whose released code is PyTorch's default, have
-    TORCH.
+    `b2` and `clip` are those of AdamW. Where a paper names neither and its code leaves PyTorch's defaults, they are
+    those of `TORCH`.
     """
 
     problem: Problem
@@ -82,7 +87,7 @@ class Setting:
 
 
 TORCH: dict[str, Any] = {'b2': 0.999, 'clip': None}
-"""Adam as PyTorch has it where nothing else is asked for, with gradients left as they are."""
+"""PyTorch's defaults for Adam, without gradient clipping."""
 
 REGRESSION = {
     'regression': LinearRegression(),
@@ -317,18 +322,21 @@ DEPARTURES = {
     **dict.fromkeys(REGRESSION, ICL),
     **dict.fromkeys(FAMILIES, OURS),
 }
-"""In what `size=paper` is not as published, by task."""
+"""How `size=paper` departs from what was published, by task."""
 
 
 def head_of(problem: Problem) -> ConfigDict:
-    """Of densities with as many components as there are families, of real numbers, or of tokens."""
+    """The head of a problem: a mixture density with one component per family, real numbers, or tokens."""
     if isinstance(problem, FunctionDensity):
         return spec(MixtureDensityHead, components=len(problem.families))
     return spec(RegressionHead if isinstance(problem, LinearRegression | FunctionMixture) else LanguageHead)
 
 
 def task_of(problem: Problem, chosen: dict[str, str]) -> type:
-    """What is asked: numbers, tokens, or tokens after thoughts. Raises `UserError` for thoughts of other problems."""
+    """The task of a problem: numbers, tokens, or tokens after thoughts.
+
+    Raises `UserError` for thoughts with any problem but `signed_sums`.
+    """
     if choose(THOUGHTS, 'thoughts', chosen['thoughts']):
         if not isinstance(problem, SignedSums):
             raise UserError(f'thoughts={chosen["thoughts"]} is for task=signed_sums; the task is {chosen["task"]}')
@@ -337,7 +345,7 @@ def task_of(problem: Problem, chosen: dict[str, str]) -> type:
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `task=...,zoo=...,size=...,conv=...,init=...,thoughts=...` and `CHOICES`."""
+    """The config for `task=...,zoo=...,size=...,conv=...,init=...,thoughts=...` and `CHOICES`."""
     chosen = arguments(arg, task='mqar', zoo='mha', size='tiny', conv='0', init='framework', thoughts='none', **CHOICES)
     run = choose(choose(SIZES, 'size', chosen['size']), 'task', chosen['task'])
     recipe, initialization = initialized(next_token_recipe(chosen['zoo']), chosen['init'])

@@ -1,20 +1,19 @@
-"""Separation of drawn mixtures: Conv-TasNet, and any mixer of the zoo in its place.
+"""Separation of generated mixtures, by Conv-TasNet or by any mixer of the zoo in its place.
 
     attnlab train --config=separation:system=conv_tasnet --workdir=runs/separation-conv-tasnet
     attnlab train --config=separation:zoo=mamba --workdir=runs/separation-mamba
 
-Mixtures are of two harmonic tones whose loudness noise modulates (`attnlab.data.series.mixtures`;
-`--config.task.data.of.apart=1.5` sets their fundamentals further apart). A learned transform cuts them into frames, the
-separator makes a mask of every source, and the transform back adds up what is left; `zoo` is a recipe (`attnlab zoo`
-lists them) whose layers are the separator in the place of the system's; those that read both ways and cannot tell left
-from right are given sinusoidal positions.
+A mixture is the sum of two harmonic tones whose loudness is modulated by noise (`attnlab.data.series.mixtures`;
+`--config.task.data.of.apart=1.5` sets their fundamentals further apart). A learned transform cuts it into frames, the
+separator makes a mask for each source, and the transform back adds up the masked frames.
 
+- `system`: a published separator; or `zoo`: a recipe (`attnlab zoo` lists them) whose layers take its place. Recipes
+  that read both ways and cannot tell left from right get sinusoidal positions;
 - `form`: `causal`, or `bidirectional`, the default where there is such a form; a causal Conv-TasNet has cumulative
   norms;
-- `size`: `tiny`, minutes on 2 CPU cores, mixtures of 2,000 samples; `full`, the sizes of the paper, whose published
-  scores are of mixed speech and not of these mixtures, and are therefore not comparable.
-
-`conv`, with `zoo`, `optimizer`, `schedule` and `rounding` are as in `configs/language.py`.
+- `size`: `tiny`, minutes on 2 CPU cores, mixtures of 2,000 samples; or `full`, the sizes of the paper, whose published
+  scores are for mixtures of speech and therefore not comparable;
+- `conv` (with `zoo`), `optimizer`, `schedule` and `rounding` are as in `configs/language.py`.
 """
 
 import dataclasses
@@ -44,7 +43,7 @@ from attnlab.zoo.chosen import convolved, sequence_recipe
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """The mixtures, the model and how it is trained.
+    """The mixtures, the model and its training.
 
     `features` and `frame` are those of the transform; `dim`, `hidden`, `skip`, `blocks` and `repeats` those of
     Conv-TasNet; `width`, `depth`, `heads` and `window`, in frames, those of layers of the zoo.
@@ -88,11 +87,11 @@ SYSTEMS: Mapping[str, str] = MappingProxyType(
 
 FORMS = ('causal', 'bidirectional')
 CLIP = 5.0
-"""Gradients are scaled down to this norm, as in the paper."""
+"""The norm at which gradients are clipped, as in the paper."""
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `system=...` or `zoo=...`, `conv=...`, `form=...`, `size=...` and `CHOICES`."""
+    """The config for `system=...` or `zoo=...`, `conv=...`, `form=...`, `size=...` and `CHOICES`."""
     chosen = arguments(arg, system='', zoo='', conv='', form='', size='tiny', **CHOICES)
     if chosen['system'] and chosen['zoo']:
         raise UserError(f'zoo={chosen["zoo"]} takes the place of system={chosen["system"]}; give one of them')

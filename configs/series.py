@@ -1,59 +1,60 @@
-"""Forecasts of time series, their gaps, anomalies and regimes: published systems, and any mixer of the zoo.
+"""Forecasting, imputation, anomaly detection and classification of time series, by published systems or any recipe.
 
     attnlab train --config=series:zoo=mha,data=seasonal,lookback=96,horizon=96 --workdir=runs/seasonal-mha
     attnlab train --config=series:system=dlinear,data=etth1,lookback=336,horizon=96 --workdir=runs/etth1-dlinear
 
-`data` is a drawn series (`seasonal`, `level_shift`, `trend`, `regimes`, `henon`, `lorenz`, `autoregression`,
+`data` is a generated series (`seasonal`, `level_shift`, `trend`, `regimes`, `henon`, `lorenz`, `autoregression`,
 `driven`), a recorded one that comes with matplotlib (`membrane`, `eeg`), a published one (`etth1`, `ettm2`,
-`electricity`, `exchange`, ...: docs/series.md), or a file of your own, `.csv`, `.txt` (both also `.gz`), `.tsv`,
-`.parquet` (extra `parquet`), `.npy` or `.npz`. `lookback` rows are read, `horizon` rows forecast.
+`electricity`, `exchange`, ...: docs/series.md), or a file of your own: `.csv`, `.txt` (both also `.gz`), `.tsv`,
+`.parquet` (extra `parquet`), `.npy` or `.npz`. A model reads `lookback` rows and forecasts `horizon` rows.
 
-`task` is `forecasting`; or
+`task` is `forecasting`, the default, or
 
-- `imputation`: gaps of windows of `lookback` rows are filled (`--config.task.gaps.span=8` makes them longer); without
-  `horizon`, roles of columns, or a head but `affine`;
-- `anomalies`: the same model, whose errors find rows that are disturbed, at the end of the run;
-- `classification`: the regime of drawn windows of `lookback` rows (`attnlab.data.series.regimes`), or with
-  `data=FILE.npz` the label of windows of your own (`attnlab.data.series.labelled`), by a mixer `zoo` that reads every
-  row as a token, and `head`, one of those of classes.
+- `imputation`: fills gaps in windows of `lookback` rows (`--config.task.gaps.span=8` makes the gaps longer); it takes
+  no `horizon`, no roles of columns and no head but `affine`;
+- `anomalies`: trains the same model and, at the end of the run, finds disturbed rows by its errors;
+- `classification`: predicts the regime of generated windows of `lookback` rows (`attnlab.data.series.regimes`) or, with
+  `data=FILE.npz`, the label of windows of your own (`attnlab.data.series.labelled`), by a recipe `zoo` that reads every
+  row as a token and a classification `head`.
 
-`system` is one of those of SYSTEMS, and sets the arguments below; those that are given besides override it:
+`system` is one of `SYSTEMS`; it sets the arguments below, unless they are given:
 
-- `zoo`: a recipe (`attnlab zoo` lists them); none for the linear systems;
-- `inputs`: `apart`, every variate a row of patches; `together`, a patch of all variates is a token; `variates`, a
-  variate is a token; `grid`, all variates' patches are one row, on a grid of variates by times, for recipes with the
-  claim `grid` and others. With the last two, bidirectional mixers that take positions along a row have none;
-- `conv`: which short convolutions there are in layers, as in `configs/language.py`;
-- `patch`, `stride`: steps of a patch, and from one to the next;
-- `form`: `causal`, read at the last token, or `bidirectional`, where all are read; by default causal where the recipe
-  is, but with `inputs=variates|grid` and tasks other than forecasting only where it has no other form;
-- `norm`: of windows: `instance`, `last_value` or `none`; `gain=1`: with a learned gain and bias of every variate;
+- `zoo`: a recipe (`attnlab zoo` lists them); linear systems have none;
+- `inputs`: `apart`, each variate is a row of patches of its own; `together`, a token is a patch of all variates;
+  `variates`, a token is the whole window of a variate; `grid`, the patches of all variates are one row, on a grid of
+  variates by times, for recipes with the claim `grid` and others. With the last two, bidirectional mixers have no
+  positions along the row, since variates have no order;
+- `conv`: the short convolutions, as in `configs/language.py`;
+- `patch`, `stride`: steps in a patch, and from the start of one patch to the next;
+- `form`: `causal`, where the last token is read, or `bidirectional`, where all are. By default it is causal if the
+  recipe can be; with `inputs=variates|grid`, and for tasks other than forecasting, only if it can be nothing else;
+- `norm`: how windows are normalised, `instance`, `last_value` or `none`; `gain=1` adds a learned gain and bias for
+  each variate;
 - `individual=1`: a head for each variate;
-- `targets=OT`, `known=price+holiday`: names of columns, joined by `+` (indices where there are none): those that are
-  forecast, by default all but the known, and those that are known over the horizon too; all others are observed, read
-  in the look-back alone;
-- `marks=1`: marks of time of the series' dates are known besides;
-- `ahead=0`: what is known is read in the look-back alone;
-- `fast`: a recipe that reads windows of `rate` tokens, one after the other; `zoo` then reads a summary of each
-  (`attnlab.models.two_rates`), of classification too.
+- `targets=OT`, `known=price+holiday`: names of columns, joined by `+` (indices where columns have no names): those to
+  forecast, by default all that are not known, and those whose values are known over the horizon too. All others are
+  observed, which means read in the look-back only;
+- `marks=1`: calendar features of the series' dates are known as well;
+- `ahead=0`: known columns are read in the look-back only;
+- `fast`: a recipe that reads consecutive windows of `rate` tokens, while `zoo` reads a summary of each
+  (`attnlab.models.two_rates`); for classification too.
 
-`system=autotimes,run=RUN` has the layers of a causal language model that was trained before, frozen, in its sizes
-(`configs/language.py`; `RUN` is its work directory); a token is a segment of `horizon` rows, of which the look-back has
-several, and the segment after every token is predicted. With `prompt=192` evaluations also have that many rows of the
-beginning of the series before every look-back, as a context (the row `prompted`).
+Three systems build on an earlier run, `RUN`, its work directory, whose layers they keep frozen:
 
-`system=smetimes,run=RUN` is this with a text about every segment beside it, which the same layers read: its mean,
-deviation and change. `RUN` reads bytes (`tokens=bytes`).
+- `system=autotimes,run=RUN`: the layers of a causal language model (`configs/language.py`). A token is a segment of
+  `horizon` rows, several of which make a look-back, and after every token the next segment is predicted. With
+  `prompt=192`, evaluations put that many rows from the start of the series before every look-back (the row `prompted`);
+- `system=smetimes,run=RUN`: the same, with a text about every segment, its mean, deviation and change, which the same
+  layers read. `RUN` reads bytes (`tokens=bytes`);
+- `system=msft,run=RUN`: the patches and layers of a forecaster made by this config with
+  `form=bidirectional,inputs=apart`, along with its look-back, `norm` and `gain`. It reads the window at three scales,
+  for each of which adapters and a head are trained.
 
-`system=msft,run=RUN` has the patches and layers of a forecaster of this config that was trained before, frozen, in its
-sizes, with its look-back, `norm` and `gain` (`RUN` was made with `form=bidirectional`, `inputs=apart`), and reads the
-window at three scales, for each of which adapters and a head are trained.
-
-`head` is one of those of real numbers that `attnlab zoo --heads` lists, or `affine`, the default; `quantiles`,
+`head` is `affine`, the default, or one of the heads for real numbers that `attnlab zoo --heads` lists; `quantiles`,
 `mixture_density`, `c51` and `iqn` predict distributions, whose CRPS and coverage are then reported. `ar_net` and
-`olinear` have a head of their own and take no other; that of `olinear` is one for all variates. `size`, `optimizer`,
-`schedule` and `rounding` are as in `configs/images.py`. Time scales are trained at the rate of the rest,
-where images have them at 1e-3 at most (decision 313).
+`olinear` have heads of their own and take no other; that of `olinear` is shared by all variates. `size`, `optimizer`,
+`schedule` and `rounding` are as in `configs/images.py`, except that time scales have the same learning rate as other
+parameters, where those of images have at most 1e-3 (decision 313).
 """
 
 import dataclasses
@@ -136,20 +137,20 @@ TABLES = ('.csv', '.csv.gz', '.txt', '.txt.gz', '.tsv')
 
 @dataclasses.dataclass(frozen=True)
 class System:
-    """A published forecaster as a row: the paper, the arguments that make it, and where it departs from the paper.
+    """A published forecaster as a row: the paper, the arguments that make it, and how it departs from the paper.
 
     Attributes:
       cite: the paper.
-      arguments: those of this config that it sets.
-      notes: what differs.
-      decomposition: for linear systems, what divides the window.
-      linear: whether the head reads the window itself.
-      share: for AR-Net, the fraction of weights that are expected not to be zero; `None`: no penalty.
-      repeat_last: how often the last step is repeated before patches are cut.
-      orthogonal: whether windows and horizons are turned into the basis of the training rows.
-      frozen: of what run the layers are, which are not trained; empty: of none.
-      scales: at how many scales beside the finest such layers read the window.
-      texts: whether such layers read a text about every segment too.
+      arguments: arguments of this config that it sets.
+      notes: departures from the paper.
+      decomposition: for linear systems, how the window is split into parts; `None`: it is not.
+      linear: whether the head reads the window directly, without layers.
+      share: for AR-Net, the expected fraction of nonzero weights; `None`: no penalty.
+      repeat_last: how many times the last step is repeated before patches are cut.
+      orthogonal: whether windows and horizons are transformed into an orthogonal basis found on the training rows.
+      frozen: the kind of run whose layers it takes, and does not train; empty: it takes none.
+      scales: the number of coarser scales at which those layers also read the window.
+      texts: whether those layers also read a text about every segment.
     """
 
     cite: str
@@ -265,7 +266,7 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
 """Published systems by the value of `system=`."""
 
 OWN = System('')
-"""That of no paper: the arguments alone."""
+"""The system of no paper: arguments and defaults decide everything."""
 
 DEFAULTS = MappingProxyType(
     {
@@ -286,14 +287,14 @@ DEFAULTS = MappingProxyType(
         'rate': '10',
     }
 )
-"""What systems set, and what holds where neither they nor the arguments do."""
+"""Arguments that systems may set, with their values where neither a system nor the user does."""
 
 TASKS = ('forecasting', 'imputation', 'anomalies', 'classification')
 FORECASTS = ('horizon', 'prompt', 'head', 'individual', 'targets', 'known', 'marks', 'ahead')
-"""Arguments of forecasting alone."""
+"""Arguments that only forecasting takes."""
 
 FORECASTING_DEFAULTS = MappingProxyType({'data': 'seasonal', 'horizon': '96', 'head': 'affine'})
-"""What these arguments of forecasting are where they are not given."""
+"""Defaults of these arguments of forecasting."""
 
 SET_BY_RUN = (
     'zoo',
@@ -310,25 +311,25 @@ SET_BY_RUN = (
     'marks',
     'targets',
 )
-"""Arguments that a run whose layers are taken has set."""
+"""Arguments already fixed by a run whose layers are taken."""
 
 LANGUAGE = ('embedding/*', 'head/*')
-"""What is not taken of a language model."""
+"""Parameters that are not taken from a language model."""
 
 WRITTEN = ('patches/*', 'gate', 'head/*')
-"""What is not taken of a language model that reads texts too."""
+"""Parameters that are not taken from a language model that also reads texts."""
 
 SCALES = ('tuned/*', 'head/*')
-"""What is not taken of a forecaster that is read at several scales."""
+"""Parameters that are not taken from a forecaster that reads several scales."""
 
 CLASSIFIES = ('task', 'zoo', 'conv', 'fast', 'rate', 'form', 'lookback', 'head', 'size', *CHOICES)
-"""Arguments of classification."""
+"""Arguments that classification takes."""
 
 LOOKBACK = '96'
-"""Rows that are read where nothing is said."""
+"""The default number of rows that are read."""
 
 EXAMPLES = 500
-"""Windows that classification is evaluated on."""
+"""The number of windows that classification is evaluated on."""
 
 NORMS = {'instance': InstanceNorm, 'last_value': LastValue, 'none': lambda: None}
 INPUTS = {
@@ -338,7 +339,7 @@ INPUTS = {
     'grid': VariatesOnGrid,
 }
 ACROSS = ('variates', 'grid')
-"""Inputs whose rows hold several variates, which have no order."""
+"""Inputs that put several variates, which have no order, into one row."""
 
 FORMS = ('causal', 'bidirectional')
 SWITCH = {'0': False, '1': True}
@@ -346,7 +347,7 @@ SWITCH = {'0': False, '1': True}
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """The model, and how it is trained; `window` is for mixers that have one, in tokens."""
+    """The model and its training; `window`, in tokens, is for mixers that have one."""
 
     steps: int
     batch_size: int
@@ -369,8 +370,8 @@ SIZES = {
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `task=...,data=...,lookback=...,horizon=...,system=...`, the arguments of `DEFAULTS`, `head=...`,
-    `size=...` and `CHOICES`."""
+    """The config for `task=...,data=...,lookback=...,horizon=...,system=...`, the other arguments named above, and
+    `CHOICES`."""
     given = arguments(
         arg,
         task='forecasting',

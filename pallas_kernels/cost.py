@@ -190,10 +190,7 @@ def linear_attention(
     if implementation == 'reference':
         return CallCost(model, model)
     if implementation == 'mosaic_gpu':
-        step = _linear_attention_on_hopper(k, v, decay)
-        return CallCost(
-            model, Passes(step.forward * steps + Cost(0, moved), step.backward * steps + Cost(0, moved_back))
-        )
+        return _of_steps(model, _linear_attention_on_hopper(k, v, decay), steps)
     c = _chunk('linear_attention', implementation, b, t, h, k, v, decay)
     exponentials = _exponentials('linear_attention', implementation, c, decay, k)
     if implementation == 'mosaic_tpu' and decay == 'vector':
@@ -261,23 +258,13 @@ def delta_rule(
     if implementation == 'reference':
         return CallCost(model, model)
     if implementation == 'mosaic_gpu' and not erase:
-        step = _delta_rule_on_hopper(k, v, decay)
-        return CallCost(
-            model, Passes(step.forward * steps + Cost(0, moved), step.backward * steps + Cost(0, moved_back))
-        )
+        return _of_steps(model, _delta_rule_on_hopper(k, v, decay), steps)
     c = _chunk('delta_rule', implementation, b, t, h, k, v, decay)
     within = 2 * c * ((2 * _products(implementation, c, decay) + 1) * k + 2 * v)
     # Kernels serve keys that erase by those of `diagonal_low_rank`.
     kernels = 'diagonal_low_rank' if erase and implementation != 'xla' else 'delta_rule'
     exponentials = _exponentials(kernels, implementation, c, decay, k)
-    others, (inverse, inverse_back) = 6 * state + within, _inverse(c, implementation)
-    return CallCost(
-        model,
-        Passes(
-            Cost(steps * (others + inverse), moved, steps * exponentials[0]),
-            Cost(steps * (3 * others + inverse_back), moved_back, steps * exponentials[1]),
-        ),
-    )
+    return _of_steps(model, _solved(6 * state + within, _inverse(c, implementation), exponentials), steps)
 
 
 def _delta_rule_on_hopper(k: int, v: int, decay: str | None) -> Passes:
@@ -329,12 +316,24 @@ def diagonal_low_rank(
     products = 2 * keys * _products(implementation, c, decay)
     within = 2 * c * ((products + 1) * k + (2 * keys) * v)
     exponentials = _exponentials('diagonal_low_rank', implementation, c, decay, k, keys)
-    others, (inverse, inverse_back) = (4 + 2 * keys) * state + within, _inverse(c, implementation)
+    others = (4 + 2 * keys) * state + within
+    return _of_steps(model, _solved(others, _inverse(c, implementation), exponentials), steps)
+
+
+def _solved(others: int, inverse: tuple[int, int], exponentials: tuple[int, int]) -> Passes:
+    """A step of chunks that are solved: a triangular inverse in either pass, and other products, thrice backward."""
+    return Passes(
+        Cost(others + inverse[0], 0, exponentials[0]),
+        Cost(3 * others + inverse[1], 0, exponentials[1]),
+    )
+
+
+def _of_steps(model: Passes, step: Passes, steps: int) -> CallCost:
+    """The cost of a form that computes so much a step, and moves what its definition does."""
     return CallCost(
         model,
         Passes(
-            Cost(steps * (others + inverse), moved, steps * exponentials[0]),
-            Cost(steps * (3 * others + inverse_back), moved_back, steps * exponentials[1]),
+            step.forward * steps + Cost(0, model.forward.bytes), step.backward * steps + Cost(0, model.backward.bytes)
         ),
     )
 

@@ -160,7 +160,11 @@ def linear_attention_tpu(t: int, k: int, v: int, *, vector: bool) -> ChunkTile:
     The blocks of a group, float32 and twice each, take 10 MiB at most up to 256 channels. With a decay for every key
     channel a longer chunk would spend more on decays than it saves in products.
     """
-    steps = 64 if vector else 128
+    return _grouped(64 if vector else 128, t, k, v)
+
+
+def _grouped(steps: int, t: int, k: int, v: int) -> ChunkTile:
+    """Chunks of so many steps, in groups of at most 2^16 numbers of the widest argument, or of one chunk."""
     most = max(1, 2**16 // (steps * max(k, v, 128)))
     return ChunkTile(steps=steps, group=steps * min(most, -(-t // steps)))
 
@@ -329,9 +333,7 @@ def delta_rule_tpu(t: int, k: int, v: int) -> ChunkTile:
 
     In longer chunks the triangular inverse, twelve products of full precision, would cost more than everything else.
     """
-    steps = max(16, min(64, 1 << (t - 1).bit_length()))
-    most = max(1, 2**16 // (steps * max(k, v, 128)))
-    return ChunkTile(steps=steps, group=steps * min(most, -(-t // steps)))
+    return _grouped(max(16, min(64, 1 << (t - 1).bit_length())), t, k, v)
 
 
 VMEM = 48 * 2**20

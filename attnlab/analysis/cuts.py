@@ -4,7 +4,7 @@ hidden_with(model, tokens, ctx, {'layers[1].mixer': Cut('scores', sources, targe
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -222,17 +222,16 @@ def _without_values(ctx: Context, where: Bool[Array, '#b t']) -> Context:
     return dataclasses.replace(ctx, first_values=first)
 
 
-def _directions(mixer: TwoWaySSM) -> Iterator[tuple[int, Callable[[Array], Array]]]:
-    """The scans of a mixer that reads both ways, and how masks are for each."""
-    yield 0, lambda mask: mask
-    yield 1, lambda mask: jnp.flip(mask, -1)
+def _both_ways(mask: Bool[Array, '#b t']) -> tuple[Bool[Array, '#b t'], Bool[Array, '#b t']]:
+    """A mask of tokens as either scan of a `TwoWaySSM` reads them: forward, then backward."""
+    return mask, jnp.flip(mask, -1)
 
 
 def _silenced(mixer: Any, part: str, where: Bool[Array, '#b t']) -> Any:
     """A selective state-space model whose `B` or `C` is zero at some tokens; changed in place."""
     if isinstance(mixer, TwoWaySSM):
-        for index, turned in _directions(mixer):
-            _silence_maps(mixer.scans[index], part, turned(where))
+        for scan, tokens in zip(mixer.scans, _both_ways(where), strict=True):
+            _silence_maps(scan, part, tokens)
     elif isinstance(mixer, StateSpaceDual):
         first = mixer.inner + (0 if part == 'B' else mixer.state)
         mixer.prelude = _SilentPrelude(mixer.prelude, range(first, first + mixer.state), where)
@@ -253,8 +252,8 @@ def _silence_maps(maps: Any, part: str, where: Bool[Array, '#b t']) -> None:
 def _convolving_apart(mixer: Any, sources: Bool[Array, '#b t'], targets: Bool[Array, '#b t']) -> Any:
     """A mixer whose convolution gives targets nothing of sources; changed in place."""
     if isinstance(mixer, TwoWaySSM):
-        for index, turned in _directions(mixer):
-            mixer.convs[index] = _CutPrelude(mixer.convs[index], turned(sources), turned(targets))
+        for index, (read, asked) in enumerate(zip(_both_ways(sources), _both_ways(targets), strict=True)):
+            mixer.convs[index] = _CutPrelude(mixer.convs[index], read, asked)
     else:
         mixer.prelude = _CutPrelude(mixer.prelude, sources, targets)
     return mixer

@@ -51,15 +51,15 @@ class Layer(abc.ABC):
 @checked_fields
 @dataclasses.dataclass(frozen=True)
 class MixerAndMLP(Layer):
-    """A layer is a mixer and a channel mixer, each a branch; or several mixers, then a channel mixer.
+    """A layer is a mixer, or several, and then a channel mixer, each of them a residual branch.
 
     Raises `UserError` for a pattern of mixers that does not fill whole layers, and for points at channel mixers where
-    there are none; with all four points, those at channel mixers are left out where there are none.
+    there are none, unless all four points are given: then those at channel mixers are left out.
 
     Attributes:
-      norm: of the branches; `None`: that of `Block`.
-      points: where residual convolutions stand: `A`, before a mixer; `C`, before the channel mixer; `D`, within it.
-      mixers: of a layer, each a branch that reads what those before it have added.
+      norm: that of the branches; `None`: the default of `Block`.
+      points: where residual convolutions are: `A`, before a mixer; `C`, before the channel mixer; `D`, within it.
+      mixers: how many mixers a layer has.
     """
 
     norm: ConfigDict | None = None
@@ -91,13 +91,13 @@ class MixerAndMLP(Layer):
 @checked_fields
 @dataclasses.dataclass(frozen=True)
 class MixersAlone(Layer):
-    """Blocks without a channel mixer, `count` of which have about the parameters of a layer.
+    """Blocks without a channel mixer, `count` of which make a layer, with about as many parameters as any other.
 
-    Where all models lack channel mixers (`mlp=None`), each is a layer.
+    In models without channel mixers (`mlp=None`) every block is a layer.
 
     Attributes:
-      count: how many replace a mixer and a channel mixer.
-      points: where residual convolutions stand: with `A` before the mixers; others have no place.
+      count: how many blocks replace a mixer and a channel mixer.
+      points: where residual convolutions are: only `A`, before the mixers, is possible.
     """
 
     count: int = 2
@@ -114,8 +114,8 @@ class MixersAlone(Layer):
 class WholeLayers(Layer):
     """Specs of complete residual blocks; each counts as `layers` layers if it has that field, else as one.
 
-    `mlp` replaces their channel mixers, if they have any. Of a depth that blocks of several layers do not divide, the
-    last has as many as are left; raises `UserError` where there are blocks of several kinds.
+    `mlp` replaces their channel mixers, if they have any. If blocks of several layers do not divide the depth, the last
+    one has the layers that are left; raises `UserError` if there are several kinds of blocks then.
     """
 
     def pattern(self, mixers: tuple[ConfigDict, ...], *, depth: int, mlp: ConfigDict | None) -> Pattern:
@@ -134,9 +134,9 @@ class WholeLayers(Layer):
 
 
 def joined(layers: Sequence[Layer]) -> Layer | None:
-    """Returns the layer of a pattern of recipes with these, or `None` where they fill layers in different ways.
+    """Returns the layer of a pattern of recipes with these layers, or `None` if they fill layers in different ways.
 
-    Mixers that stand alone among others that do not are followed by a channel mixer as these are (Lieber et al. 2024,
+    If some recipes have channel mixers, those that have none in their own row get one too (Lieber et al. 2024,
     https://arxiv.org/abs/2403.19887).
     """
     accompanied = [layer for layer in layers if not isinstance(layer, MixersAlone)] or layers

@@ -170,7 +170,7 @@ class SoftmaxOnlyBlock(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> KeyValueCache:
         """Returns an empty cache of `length` slots."""
-        require_causal(self.reach.causal)
+        require_causal(self, self.reach.causal)
         return empty_cache(
             batch, length, kv_heads=self.heads, key_dim=self.channels, value_dim=self.channels, dtype=dtype
         )

@@ -127,7 +127,7 @@ class UnifiedBlocks(Mixer, PreNorm):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> tuple[KeyValueCache, ...]:
         """Returns empty caches of `length` slots, one per layer; only the first has channels for keys."""
-        require_causal(self.reach.causal)
+        require_causal(self, self.reach.causal)
         return tuple(
             empty_cache(
                 batch,

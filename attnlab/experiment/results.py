@@ -190,18 +190,13 @@ def rounded(value: Any) -> Any:
     return files.finite(float(f'{value:.6g}')) if isinstance(value, float) else value
 
 
-def plus_minus(
-    values: Sequence[float | None],
-    digits: int,
-    noise: float | None = None,
-    bounds: tuple[float, float] = (-math.inf, math.inf),
-) -> str:
+def plus_minus(values: Sequence[float | None], digits: int, bounds: tuple[float, float] = (-math.inf, math.inf)) -> str:
     """The mean over seeds with its error, as `Measured.text` shows it.
 
-    `noise` is what the finite test set adds; the interval ends at the `bounds` of the quantity, which are `SHARE` for
-    an accuracy. A value that is missing makes the mean no number, `nan`.
+    The interval ends at the `bounds` of the quantity, which are `SHARE` for an accuracy. A value that is missing makes
+    the mean no number, `nan`.
     """
-    return of_seeds(np.asarray(values, np.float64), noise).within(*bounds).text(digits)
+    return of_seeds(np.asarray(values, np.float64)).within(*bounds).text(digits)
 
 
 def preferred(

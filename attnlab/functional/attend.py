@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -180,14 +180,7 @@ def attend(
     weigh = weights.weights if isinstance(weights, Penalised) else weights
     if not isinstance(weigh, WeightMap):
         terms = {'scale': scale, 'forget gates': view.log_forget, 'scores of a sink': sink_scores}
-        given = [name for name, term in terms.items() if term is not None]
-        if given:
-            raise UserError(f'{type(weigh).__name__} needs whole rows and takes no {", ".join(given)}; leave them out')
-        if implementation not in (None, 'reference', 'xla'):
-            raise UserError(
-                f'{type(weigh).__name__} needs whole rows and has no form {implementation!r}; implementation is to be '
-                "None, 'reference' or 'xla'"
-            )
+        _check_whole_rows(weigh, terms, implementation)
         rows = functools.partial(
             dense_attention,
             weigh,
@@ -232,6 +225,19 @@ def attend(
         tokens = jnp.sum(view.ctx.segments_or_ones() != PADDING)
         y = penalised(y, _penalty(weights, q, k, view, temperature), tokens, view.ctx.labels)
     return view.or_nan(y)
+
+
+def _check_whole_rows(weigh: DenseMap, terms: Mapping[str, Any], implementation: str | None) -> None:
+    """Raises `UserError` for terms of scores, and forms, that a map of whole rows does not have."""
+    name = type(weigh).__name__
+    given = [term for term, value in terms.items() if value is not None]
+    if given:
+        raise UserError(f'{name} needs whole rows and takes no {", ".join(given)}; leave them out')
+    if implementation not in (None, 'reference', 'xla'):
+        raise UserError(
+            f'{name} needs whole rows and has no form {implementation!r}; implementation is to be None, '
+            "'reference' or 'xla'"
+        )
 
 
 def _counted[**P](rows: Callable[P, Heads], q: Queries, k: Keys, v: Values, view: View) -> Callable[P, Heads]:

@@ -138,11 +138,11 @@ class Division:
         return jnp.repeat(array, math.lcm(groups, self.parts['h']) // groups, axis=axis)
 
 
-def _letters(alternatives: str, array: Array) -> str:
+def _letters(argument: str, alternatives: str, array: Array) -> str:
     """The signature of an argument, of several alternatives, that matches the rank of the array."""
     found = [letters.strip() for letters in alternatives.split('|') if len(letters.split()) == array.ndim]
     if not found:
-        raise ValueError(f'an array has shape {array.shape}; expected {alternatives}')
+        raise ValueError(f'{argument} has shape {array.shape}; expected {alternatives.strip(" |")}')
     return found[0]
 
 
@@ -189,7 +189,10 @@ def _on_mesh(
         given = {name: value for name, value in signature.bind(*args, **kwargs).arguments.items() if value is not None}
         options = {name: value for name, value in given.items() if name not in arguments}
         arrays = {name: value for name, value in given.items() if name in arguments}
-        letters = {name: jax.tree.map(functools.partial(_letters, arguments[name]), arrays[name]) for name in arrays}
+        letters = {
+            name: jax.tree.map(functools.partial(_letters, f'{core.__name__}: {name}', arguments[name]), array)
+            for name, array in arrays.items()
+        }
         division = Division(core.__name__, _sizes(letters, arrays), mesh)
         arrays = jax.tree.map(division.repeated, letters, arrays)
         local = over_time if division.parts['t'] > 1 else core

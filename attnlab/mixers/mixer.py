@@ -18,21 +18,22 @@ from attnlab.typing import Sequence, State
 
 
 class Mixer(Module):
-    """Mixes a sequence along time: `y_t = f(x_1 .. x_t)`, or of the whole row when bidirectional.
+    """Mixes a sequence along time: `y_t = f(x_1 .. x_t)`, or `f(x_1 .. x_n)` of the whole row when bidirectional.
 
-    A mixer is built as `Mixer(dim, *, ..., rngs)` and is final: variation goes through the parts it is given.
+    A mixer is built as `Mixer(dim, *, ..., rngs)` and is final: it is varied through its parts, not by subclassing.
 
     Attributes:
-      convolves: of the class, whether it convolves neighbours besides its own method, and no argument turns that off.
-      mixes_values: whether `ctx.first_values` are mixed into its values; it is a `HasValues` then, and the mixer of a
-        block, for within others nobody tells it. The first such layer of a stack is told its own.
+      convolves: of the class, whether it contains a convolution that is not its method and that no argument removes.
+      mixes_values: whether it mixes `ctx.first_values` into its values. It is then a `HasValues`, and must be the mixer
+        of a block itself: the stack sets `first_values`, from the first such layer on, and does not reach mixers that
+        lie within others.
     """
 
     convolves: ClassVar[bool] = False
     mixes_values: bool = False
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Checks what every mixer is called with; raises `UserError` as `check_input` and `check_state` do."""
+        """Makes every call of a subclass check its arguments, by `check_input` and `check_state`."""
         super().__init_subclass__(**options)
         if '__call__' in vars(cls):
             cls.__call__ = _checked(cls.__call__)  # type: ignore[method-assign]
@@ -43,30 +44,27 @@ class Mixer(Module):
     def __call__(self, x: Sequence, ctx: Context, state: State | None = None) -> tuple[Sequence, State | None]:
         """Returns `(y, state)`, `y` like `x`.
 
-        With `state=None` the sequence starts afresh and `None` is returned for the state. Given a state it goes on
-        where that state stopped, by any number of steps, and returns the advanced state: same structure, same shapes.
-        A call of no tokens, as a piece of a text may have none, gives back what it was given, and does not run.
+        With `state=None` the sequence starts afresh, and the returned state is `None`. Given a state, the call
+        continues where that state stopped, by any number of steps, and returns the advanced state, of the same
+        structure and shapes. A call without tokens returns its arguments unchanged: a piece of a text may be empty.
         """
 
     @property
     def divides_time(self) -> bool:
-        """Whether the tokens of a row may lie on several devices.
-
-        In that case no device gathers more than keys and values.
-        """
+        """Whether the tokens of a row may be divided over devices, with at most keys and values gathered on one."""
         return False
 
     @abc.abstractmethod
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> State:
-        """Returns the state before the first token, able to hold `length` tokens, activations of type `dtype`.
+        """Returns the state before the first token, with room for `length` tokens; activations are of type `dtype`.
 
-        Scalars in it depend only on how many tokens have been read.
+        Scalars in it depend on nothing but the number of tokens read.
         """
 
 
 @runtime_checkable
 class ReadsWeights(Protocol):
-    """A mixer that tells its weights."""
+    """A mixer that can return its attention weights."""
 
     def read_weights(self, x: Sequence, ctx: Context) -> tuple[Float[Array, 'b h t s'], Bool[Array, 'b t s']]:
         """Returns every weight `p_ij` of a call without a state, and which keys each query may see; for analysis."""
@@ -74,23 +72,23 @@ class ReadsWeights(Protocol):
 
 @runtime_checkable
 class HasValues(Protocol):
-    """A mixer that tells its values."""
+    """A mixer that can return its values."""
 
     def values(self, x: Sequence, ctx: Context, state: State | None = None) -> Float[Array, 'b t v']:
-        """Returns the values of a call before those of another layer are mixed in."""
+        """Returns the values of a call, before values of another layer are mixed in."""
 
 
 NO_STREAM = 'a bidirectional mixer cannot be streamed: the first token sees the last'
 
 
-def require_causal(causal: bool) -> None:
-    """Raises `UserError` for a mixer that is asked for a state though it sees to both sides."""
+def require_causal(mixer: Module, causal: bool) -> None:
+    """Raises `UserError` for a mixer, asked for a state, that is not causal as it was made."""
     if not causal:
-        raise UserError(NO_STREAM)
+        raise UserError(f'{type(mixer).__name__} was made with causal=False; {NO_STREAM}')
 
 
 def check_input(name: str, x: Any, ctx: Any) -> None:
-    """Raises `UserError` unless `x` is an array `b t d` and `ctx` the context of as many rows and tokens."""
+    """Raises `UserError` unless `x` is an array `b t d` and `ctx` is a context for `b` rows of `t` tokens."""
     if not hasattr(x, 'shape') or len(x.shape) != 3:
         found = f'of shape {x.shape}' if hasattr(x, 'shape') else f'of type {type(x).__name__}'
         raise UserError(f'x of {name} is {found}; it must be an array b t d: rows, tokens, channels')
@@ -105,7 +103,7 @@ def check_input(name: str, x: Any, ctx: Any) -> None:
 
 
 def check_state(mixer: Mixer, x: jax.Array, state: Any) -> None:
-    """Raises `UserError` unless `state` is one of the mixer's own, for the rows of `x`, whatever length it can hold."""
+    """Raises `UserError` unless `state` has the structure of `mixer.init_state` for the rows of `x` and some length."""
     name = type(mixer).__name__
     shortest, longest = (
         jax.eval_shape(lambda length=length: mixer.init_state(x.shape[0], length, x.dtype)) for length in (1, 2**16)
@@ -137,7 +135,7 @@ def _described(state: Any) -> str:
 
 
 def _checked_sizes(init_state: Callable[..., Any]) -> Callable[..., Any]:
-    """The same `init_state`, which checks its sizes first; there may be no rows, and room for no token."""
+    """Returns an `init_state` that first checks its sizes, which may be 0."""
 
     @functools.wraps(init_state)
     def checked(self: Any, batch: int, length: int, dtype: DTypeLike) -> Any:
@@ -152,7 +150,7 @@ def _checked_sizes(init_state: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The same `__call__`, which checks its arguments first, and is not asked about no tokens."""
+    """Returns a `__call__` that first checks its arguments, and calls the mixer only if there are tokens."""
 
     @functools.wraps(call)
     def checked_call(self: Any, x: Any, ctx: Any, state: Any = None) -> Any:
@@ -168,7 +166,7 @@ def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
         except Exception:
             check_state(self, x, state)
             raise
-        # Its own state it hands on in the same shapes; asking `init_state` every time would cost milliseconds.
+        # Compared with the state that came in: asking `init_state` every time would cost milliseconds.
         if _shapes(advanced) != _shapes(state):
             check_state(self, x, state)
             raise UserError(
@@ -185,8 +183,8 @@ def _shapes(state: Any) -> tuple[Any, list[tuple[int, ...]]]:
 
 
 class TwoSided(Mixer):
-    """A mixer that is bidirectional by nature: every token sees its whole document, and there is no state to keep."""
+    """A mixer that is always bidirectional: every token sees its whole document, so there is no state to keep."""
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> State:
         """Raises `UserError`: it cannot be streamed."""
-        raise UserError(NO_STREAM)
+        raise UserError(f'{type(self).__name__} has no causal form; {NO_STREAM}')

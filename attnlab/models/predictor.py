@@ -45,14 +45,14 @@ class Predictor(Protocol):
         """The hidden state of every position, and the advanced state (see the mixers' contract)."""
 
     def pooled(self, inputs: Tokens | Features, ctx: Context) -> Float[Array, 'b d']:
-        """One hidden state per row, ignoring padding."""
+        """One hidden state per row, from its tokens without padding."""
 
     def losses(
         self, hidden: Float[Array, '*b d'], targets: Shaped[Array, '...'], key: DropoutKey | None = None
     ) -> Float[Array, '*b']:
         """One number per hidden state: `-log p(target)` in nats, or an error where predictions are real numbers.
 
-        With a key, which there is in training, it is what training minimises, for heads where that differs.
+        Given a key, as in training, it is the number that training minimises, which differs for some heads.
         """
 
     def logits(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:
@@ -92,10 +92,10 @@ class Stacked(Predictor, Protocol):
         """The input of the first block."""
 
     def layout(self, ctx: Context) -> Context:
-        """Positions, segments and grid of what the blocks read, where rows have this context."""
+        """The positions, segments and grid of the tokens that the blocks read, for rows with this context."""
 
     def context(self, ctx: Context, inputs: Tokens | Features) -> Context:
-        """The context of the blocks: the layout, and what they are told of these rows."""
+        """The context of the blocks: the layout, and what they are conditioned on for these inputs."""
 
 
 @runtime_checkable

@@ -171,13 +171,13 @@ class Moment(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What the gates of a matrix-valued memory say of a step; `None` leaves a term out.
+    """The terms of a step of a matrix-valued memory that its gates determine; `None` leaves a term out.
 
     Attributes:
-      log_decay: of what the memory holds, natural logarithm, at most 0: `h`, `b t h` or `b t h k`.
-      strength: of the write, `b t h`.
-      erase: keys whose values are erased, where they are not those that are written, `b t h k`.
-      moment: of the second moment of keys.
+      log_decay: natural logarithm of the memory's decay, at most 0: `h`, `b t h` or `b t h k`.
+      strength: the strength of the write, `b t h`.
+      erase: keys whose values are erased, `b t h k`; `None`: those under which is written.
+      moment: the gates of the second moment of keys.
     """
 
     log_decay: Array | None = None
@@ -191,7 +191,7 @@ class MemoryGates(Protocol):
     """Gates of a matrix-valued memory, made as `gates(dim, heads=, key_dim=, value_dim=, rngs=)`."""
 
     def __call__(self, x: Sequence, k: Keys, v: Values, log_decay: Array | None) -> tuple[Keys, Values, Terms]:
-        """Returns keys, values and terms: any may depend on `x`, and on what is given of the others."""
+        """Returns the keys, the values and the terms; each may depend on `x` and on the other arguments."""
 
 
 class WriteStrength(Module):

@@ -1,7 +1,6 @@
 """Modular addition: learn part of a table of sums, and predict the rest."""
 
 import dataclasses
-import pathlib
 from typing import Any, ClassVar
 
 import jax
@@ -13,13 +12,13 @@ from attnlab.errors import UserError
 from attnlab.losses import softmax_loss
 from attnlab.metrics import Average, likeliest
 from attnlab.models.predictor import Predictor
-from attnlab.tasks.task import Batch, Slice, context
+from attnlab.tasks.task import Batch, Slice, WithoutFiles, context
 from attnlab.tasks.trivial import sampled_rows
 from attnlab.typing import DropoutKey
 
 
 @dataclasses.dataclass(frozen=True)
-class Addition:
+class Addition(WithoutFiles):
     """Predict the sum of two numbers.
 
     Attributes:
@@ -64,15 +63,6 @@ class Addition:
     def describe(self) -> dict[str, Any]:
         """The table: all that the splits depend on but the version of numpy, which run.json has."""
         return {'source': 'modular addition', 'table': self.table.name, 'content': self.table.content}
-
-    def save(self, folder: pathlib.Path) -> None:
-        """Writes nothing: the config holds everything."""
-        del folder
-
-    def restored(self, folder: pathlib.Path) -> 'Addition':
-        """The task as it is."""
-        del folder
-        return self
 
     def trivial(self, part: Slice) -> dict[str, dict[str, float]]:
         """Any number, and the sum that is most frequent among those shown."""

@@ -1,7 +1,6 @@
 """Forecasting: the rows after a window of a series."""
 
 import dataclasses
-import pathlib
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ from attnlab.errors import UserError
 from attnlab.metrics import Average
 from attnlab.models.predictor import Distributional, Predictor
 from attnlab.signature import checked_fields
-from attnlab.tasks.task import Batch, Slice, context
+from attnlab.tasks.task import Batch, Slice, WithoutFiles, context
 from attnlab.tasks.trivial import sampled_rows
 from attnlab.typing import DropoutKey
 
@@ -33,7 +32,7 @@ Forecasts = Float[Array, 'b s v']
 
 @checked_fields
 @dataclasses.dataclass(frozen=True)
-class Forecasting:
+class Forecasting(WithoutFiles):
     """Forecast the `horizon` rows after a look-back of `length` rows, all variates or some of them.
 
     Errors are means over windows, steps and variates, in units of the training rows: of every variate less its mean
@@ -122,15 +121,6 @@ class Forecasting:
     def describe(self) -> dict[str, Any]:
         """Where the data are from."""
         return self.data.describe()
-
-    def save(self, folder: pathlib.Path) -> None:
-        """Writes nothing: the config holds everything."""
-        del folder
-
-    def restored(self, folder: pathlib.Path) -> 'Forecasting':
-        """The task as it is."""
-        del folder
-        return self
 
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
         """The loss, and errors of the forecasts (see `errors`); of distributions their score and coverage besides.

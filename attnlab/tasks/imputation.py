@@ -1,7 +1,6 @@
 """Imputation: what is missing of a window of a series."""
 
 import dataclasses
-import pathlib
 from typing import Any, ClassVar
 
 import jax
@@ -18,7 +17,7 @@ from attnlab.errors import UserError
 from attnlab.metrics import Average
 from attnlab.models.predictor import Predictor
 from attnlab.signature import checked_fields
-from attnlab.tasks.task import Batch, Slice, context
+from attnlab.tasks.task import Batch, Slice, WithoutFiles, context
 from attnlab.tasks.trivial import sampled_rows
 from attnlab.typing import DropoutKey
 
@@ -28,7 +27,7 @@ SHARES = (0.125, 0.25, 0.375, 0.5)
 
 @checked_fields
 @dataclasses.dataclass(frozen=True)
-class Imputation:
+class Imputation(WithoutFiles):
     """Fill the gaps of windows of `steps` rows, all variates; errors and the loss are of missing values alone.
 
     Errors are means over these, in units of the training rows. Where a value is missing, models see the mean of what is
@@ -100,15 +99,6 @@ class Imputation:
     def describe(self) -> dict[str, Any]:
         """Where the data are from."""
         return self.data.describe()
-
-    def save(self, folder: pathlib.Path) -> None:
-        """Writes nothing: the config holds everything."""
-        del folder
-
-    def restored(self, folder: pathlib.Path) -> 'Imputation':
-        """The task as it is."""
-        del folder
-        return self
 
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
         """The loss of the head and the errors, of missing values; windows that are given filled have no loss.

@@ -3,7 +3,6 @@
 import abc
 import dataclasses
 import functools
-import pathlib
 from typing import Any, ClassVar
 
 import jax
@@ -19,7 +18,7 @@ from attnlab.data.pipeline import Source, spread
 from attnlab.errors import UserError
 from attnlab.metrics import Average, likeliest, proportion
 from attnlab.models.predictor import Predictor
-from attnlab.tasks.task import Batch, Slice, context
+from attnlab.tasks.task import Batch, Slice, WithoutFiles, context
 from attnlab.tasks.trivial import linear, of_sequences, sampled_rows
 from attnlab.typing import DropoutKey
 
@@ -28,7 +27,7 @@ FEWEST = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class LongRange(abc.ABC):
+class LongRange(WithoutFiles, abc.ABC):
     """Base class of tasks on a data set of long sequences.
 
     Attributes:
@@ -85,15 +84,6 @@ class LongRange(abc.ABC):
     def same_rows(self, split: str, other: str) -> bool:
         """Whether two splits are the same examples."""
         return self.data.same_rows(split, other)
-
-    def save(self, folder: pathlib.Path) -> None:
-        """Writes nothing: the config holds everything."""
-        del folder
-
-    def restored(self, folder: pathlib.Path) -> 'LongRange':
-        """The task as it is."""
-        del folder
-        return self
 
     @abc.abstractmethod
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:

@@ -1,7 +1,6 @@
 """Tell very many classes apart, of which most are rare."""
 
 import dataclasses
-import pathlib
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -13,14 +12,14 @@ from attnlab.data.synthetic.prototypes import ZipfPrototypes, ZipfRows
 from attnlab.errors import UserError
 from attnlab.metrics import Average, likeliest, proportion
 from attnlab.models.predictor import Predictor
-from attnlab.tasks.task import Batch, Slice, context
+from attnlab.tasks.task import Batch, Slice, WithoutFiles, context
 from attnlab.typing import DropoutKey
 
 BANDS = ('frequent', 'middle', 'rare')
 
 
 @dataclasses.dataclass(frozen=True)
-class ManyClasses:
+class ManyClasses(WithoutFiles):
     """Predict the class of a point; a row is one point, a token of real numbers.
 
     Attributes:
@@ -77,15 +76,6 @@ class ManyClasses:
     def describe(self) -> dict[str, Any]:
         """The source: everything an example depends on."""
         return {'source': 'prototypes of many classes', 'data': self.data.name, 'content': self.data.content}
-
-    def save(self, folder: pathlib.Path) -> None:
-        """Writes nothing: the config holds everything."""
-        del folder
-
-    def restored(self, folder: pathlib.Path) -> 'ManyClasses':
-        """The task as it is."""
-        del folder
-        return self
 
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
         """The loss in nats; in evaluation, without a key, the accuracy too, which needs the scores of all classes."""

@@ -1,7 +1,6 @@
 """Find a planted mixture of experts from a sample of it."""
 
 import dataclasses
-import pathlib
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,7 +9,7 @@ from attnlab.data.synthetic.planted import PlantedSample
 from attnlab.metrics import Average
 from attnlab.models.predictor import Predictor
 from attnlab.nn.planted import PlantedExperts
-from attnlab.tasks.task import Batch, Slice, context
+from attnlab.tasks.task import Batch, Slice, WithoutFiles, context
 from attnlab.typing import DropoutKey
 
 TESTED = 8_192
@@ -18,7 +17,7 @@ TESTED = 8_192
 
 
 @dataclasses.dataclass(frozen=True)
-class Planted:
+class Planted(WithoutFiles):
     """Predict values at points; a row is all of the sample, so that `length` is its size and a step sees it whole.
 
     Attributes:
@@ -61,15 +60,6 @@ class Planted:
         """The mixture and the seed: everything a sample depends on."""
         described = {'source': 'a planted mixture of experts', 'planted': repr(self.planted), 'seed': self.seed}
         return described | {'content': self.source('train', 1).content}
-
-    def save(self, folder: pathlib.Path) -> None:
-        """Writes nothing: the config holds everything."""
-        del folder
-
-    def restored(self, folder: pathlib.Path) -> 'Planted':
-        """The task as it is."""
-        del folder
-        return self
 
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
         """The loss in nats, and `excess`, what it is above that of the planted mixture."""

@@ -1,7 +1,6 @@
 """Reconstruction of a dynamical system from one of its trajectories."""
 
 import dataclasses
-import pathlib
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -14,14 +13,14 @@ from attnlab.data.series.windows import scaled
 from attnlab.metrics import Average
 from attnlab.models.predictor import Predictor
 from attnlab.signature import checked_fields
-from attnlab.tasks.task import Batch, Slice, context
+from attnlab.tasks.task import Batch, Slice, WithoutFiles, context
 from attnlab.tasks.trivial import sampled_rows
 from attnlab.typing import DropoutKey
 
 
 @checked_fields
 @dataclasses.dataclass(frozen=True)
-class Reconstruction:
+class Reconstruction(WithoutFiles):
     """Follow stretches of `length` rows of a series by a model that could go on by itself.
 
     Errors are means over stretches, rows and variates, in units of the training rows: of every variate less its mean
@@ -71,15 +70,6 @@ class Reconstruction:
     def describe(self) -> dict[str, Any]:
         """Where the data are from."""
         return self.data.describe()
-
-    def save(self, folder: pathlib.Path) -> None:
-        """Writes nothing: the config holds everything."""
-        del folder
-
-    def restored(self, folder: pathlib.Path) -> 'Reconstruction':
-        """The task as it is."""
-        del folder
-        return self
 
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
         """The mean squared error of the row after every row."""

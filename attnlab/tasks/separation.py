@@ -1,7 +1,6 @@
 """Separation: the sources of which a mixture is the sum."""
 
 import dataclasses
-import pathlib
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -14,14 +13,14 @@ from attnlab.functional.separation import best_order, every_pair, matched, si_sn
 from attnlab.metrics import Average
 from attnlab.models.predictor import Predictor
 from attnlab.signature import checked_fields
-from attnlab.tasks.task import Batch, Slice, context
+from attnlab.tasks.task import Batch, Slice, WithoutFiles, context
 from attnlab.tasks.trivial import sampled_rows
 from attnlab.typing import DropoutKey
 
 
 @checked_fields
 @dataclasses.dataclass(frozen=True)
-class Separation:
+class Separation(WithoutFiles):
     """Estimate the sources of mixtures of `length` samples, in any order and at any scale.
 
     Attributes:
@@ -77,15 +76,6 @@ class Separation:
     def describe(self) -> dict[str, Any]:
         """Where the data are from."""
         return self.data.describe()
-
-    def save(self, folder: pathlib.Path) -> None:
-        """Writes nothing: the config holds everything."""
-        del folder
-
-    def restored(self, folder: pathlib.Path) -> 'Separation':
-        """The task as it is."""
-        del folder
-        return self
 
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
         """The loss, the SI-SNR and its improvement over that of the mixture, in dB; what is given has no loss."""

@@ -2,7 +2,6 @@
 
 import abc
 import dataclasses
-import pathlib
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from attnlab.data.synthetic.recall import MultiQueryRecall
 from attnlab.data.synthetic.regression import LinearRegression
 from attnlab.metrics import Average, likeliest, proportion
 from attnlab.models.predictor import Predictor
-from attnlab.tasks.task import Batch, Slice, context
+from attnlab.tasks.task import Batch, Slice, WithoutFiles, context
 from attnlab.tasks.trivial import of_tokens, sampled_rows
 from attnlab.typing import DropoutKey, Sequence
 
@@ -28,7 +27,7 @@ class Extra:
 
 
 @dataclasses.dataclass(frozen=True)
-class Synthetic(abc.ABC):
+class Synthetic(WithoutFiles, abc.ABC):
     """Base class of tasks on a synthetic problem.
 
     Attributes:
@@ -84,15 +83,6 @@ class Synthetic(abc.ABC):
         """The problem and the seed: all that the examples depend on but the version of numpy, which run.json has."""
         described = {'source': 'synthetic', 'problem': self.problem.name, 'seed': self.seed}
         return described | {'content': self.problem.content}
-
-    def save(self, folder: pathlib.Path) -> None:
-        """Writes nothing: the config holds everything."""
-        del folder
-
-    def restored(self, folder: pathlib.Path) -> 'Synthetic':
-        """The task as it is."""
-        del folder
-        return self
 
     @abc.abstractmethod
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:

@@ -63,6 +63,19 @@ class Task(Protocol):
         """The task with what `save` wrote, if anything, such as a vocabulary, instead of making it anew."""
 
 
+class WithoutFiles:
+    """A task that its config describes completely: nothing in the work directory adds to it."""
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Writes nothing."""
+        del folder
+
+    def restored[T](self: T, folder: pathlib.Path) -> T:
+        """The task itself."""
+        del folder
+        return self
+
+
 @dataclasses.dataclass(frozen=True)
 class Slice:
     """A named part of a task: its examples, and their length in tokens."""

@@ -1,7 +1,6 @@
 """Known probabilities of what follows a token: the loss has no noise, and its least value is known."""
 
 import dataclasses
-import pathlib
 from typing import Any, ClassVar
 
 import jax
@@ -14,12 +13,12 @@ from attnlab.data.synthetic.ranked import Contexts, RankedTransitions
 from attnlab.errors import UserError
 from attnlab.metrics import Average
 from attnlab.models.predictor import Predictor
-from attnlab.tasks.task import Batch, Slice, context
+from attnlab.tasks.task import Batch, Slice, WithoutFiles, context
 from attnlab.typing import DropoutKey
 
 
 @dataclasses.dataclass(frozen=True)
-class Transitions:
+class Transitions(WithoutFiles):
     """Predict the distribution of what follows a token, all of it, from the token.
 
     The loss is the cross-entropy to the logits of the head, which must be log-probabilities up to a constant and are
@@ -67,15 +66,6 @@ class Transitions:
     def describe(self) -> dict[str, Any]:
         """The table: everything the probabilities depend on."""
         return {'source': 'transitions of a known rank', 'table': self.table.name, 'content': self.table.content}
-
-    def save(self, folder: pathlib.Path) -> None:
-        """Writes nothing: the config holds everything."""
-        del folder
-
-    def restored(self, folder: pathlib.Path) -> 'Transitions':
-        """The task as it is."""
-        del folder
-        return self
 
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
         """The cross-entropy in nats, and `divergence`, what it is above the entropy of the source."""

@@ -1,4 +1,4 @@
-"""What `zoo=` of a config stands for: a row of the zoo, a pattern of rows, or a mixer of one's own."""
+"""What `zoo=` of a config stands for: a row of the zoo, a pattern of rows, or a mixer of your own."""
 
 import dataclasses
 import re
@@ -27,14 +27,14 @@ MOST_LAYERS = 1000
 def chosen_recipe(name: str) -> Recipe:
     """Returns the recipe called `name`.
 
-    `gla` is that row. `3*gla+mha` is a hybrid: three layers of `gla`, one of `mha`, repeated over the depth; it claims
-    what all of its rows claim, and mixers that stand alone in their own row (`mamba`) are followed by a channel mixer
-    where others of the pattern are. `bi_mamba` is the causal row `mamba` read both ways (`both_ways`).
-    `my_mixers.MovingAverage`, a name with a dot, is the mixer class at that import path, in blocks with an MLP (see
-    `attnlab.trust` for whose classes may be named).
+    `gla` is that row. `3*gla+mha` is a hybrid: three layers of `gla`, one of `mha`, repeated over the depth. It claims
+    what all of its rows claim; a mixer that has no channel mixer in its own row (`mamba`) is followed by one if other
+    rows of the pattern are. `bi_mamba` is the causal row `mamba` read both ways (`both_ways`).
+    `my_mixers.MovingAverage`, a name with a dot, is the mixer class at that import path, in blocks with an MLP
+    (`attnlab.trust` says which classes may be named).
 
-    Raises `UserError` for an unknown name, for a text that is no pattern, and for rows that fill layers in different
-    ways, or of which some are only causal and others only bidirectional.
+    Raises `UserError` for an unknown name, a text that is not a pattern, and rows that cannot be combined: they fill
+    layers in different ways, or some are only causal and others only bidirectional.
     """
     parts = [_part(text.strip(), name) for text in name.split('+')]
     recipes = [recipe for count, recipe in parts for _ in range(count)]
@@ -89,7 +89,7 @@ def sequence_recipe(name: str) -> Recipe:
 
 
 def padded_recipe(recipe: Recipe, name: str) -> Recipe:
-    """Returns the recipe. Raises `UserError` where it takes no segments, which tell the padding of a row apart."""
+    """Returns the recipe. Raises `UserError` if it takes no segments, by which padding is told apart."""
     if not recipe.packed:
         raise UserError(
             f'zoo={name} takes no segments, which tell the padding of a row apart; --config=language:zoo={name} trains '
@@ -99,21 +99,24 @@ def padded_recipe(recipe: Recipe, name: str) -> Recipe:
 
 
 def convolved(recipe: Recipe, conv: str) -> Recipe:
-    """Returns the recipe with the short convolutions that `conv` names, for all recipes of a comparison or none.
+    """Returns the recipe with the short convolutions that `conv` names, so that compared recipes have the same ones.
 
-    `0`: those of its row. `none`: none, activations in the place of those of its row; what is a convolution as a whole
-    stays (`base_conv`). `1`: layers alternate between a gated short convolution (`base_conv`) and the recipe (Arora et
-    al. 2023, https://arxiv.org/abs/2312.04927). Any of `ABCD`: residual convolutions at these points (Allen-Zhu 2025,
-    https://ssrn.com/abstract=5240330); at B, where a mixer has a convolution or another prelude of its own, it keeps
-    that. `canon`, which is `ABCD`: at all four, or at A and B where there are no channel mixers. They are causal in
-    layers that see both sides too.
+    - `0`: those of its row.
+    - `none`: none; their activations stay, and so does a mixer that is itself a convolution (`base_conv`).
+    - `1`: layers alternate between a gated short convolution (`base_conv`) and the recipe (Arora et al. 2023,
+      https://arxiv.org/abs/2312.04927).
+    - any of `ABCD`: residual convolutions at these points, before mixers, within them, before channel mixers and within
+      these (Allen-Zhu 2025, https://ssrn.com/abstract=5240330). A mixer that has a prelude of its own at B, such as a
+      convolution, keeps that one.
+    - `canon`: all four, or A and B where there are no channel mixers.
 
-    There is no B in what makes keys and values of a latent (`mla`), has token shifts there (`rwkv6`, `rwkv7`) or whose
-    projections are parts of a whole (`s4`, most mixers of images): `ACD`, or `A` without channel mixers, goes with all
-    but blocks that wire their own branches.
+    They are causal even in bidirectional layers. Some mixers have no point B: those that make keys and values from a
+    latent (`mla`) or shift tokens there (`rwkv6`, `rwkv7`), and those whose projections are parts of one map (`s4`,
+    most mixers of images). `ACD`, or `A` without channel mixers, suits all blocks but those that wire their own
+    branches.
 
-    Raises `UserError` for another `conv`, for recipes whose layers or mixers have no such points, and for `none` with
-    mixers that have a convolution beside their method which is no argument of theirs.
+    Raises `UserError` for another `conv`, for recipes whose layers or mixers lack the points asked for, and for `none`
+    with mixers that contain a convolution that no argument removes.
     """
     if conv == '0':
         return recipe
@@ -153,7 +156,7 @@ def padded_sequence_recipe(name: str, conv: str) -> Recipe:
 
 
 def set_norm(blocks: Sequence[ConfigDict], norm: ConfigDict, chosen: Mapping[str, str]) -> None:
-    """Gives blocks the norm `norm=` of a config, in place. Raises `UserError` where some of `zoo=` have their own."""
+    """Sets the norm of blocks to the `norm=` of a config, in place. Raises `UserError` if some have their own."""
     if any(block.target != spec(Block).target for block in blocks):
         raise UserError(
             f'norm={chosen["norm"]} is for blocks that take one; those of zoo={chosen["zoo"]} have their own'
@@ -179,14 +182,14 @@ def _bare(prelude: ConfigDict | None) -> ConfigDict | None:
 
 
 INITS = {'framework': False, 'paper': True}
-"""The values of the argument `init=`: attnlab's own initial values, or those of the recipe's paper, which has also what
-differs between layers."""
+"""The values of the argument `init=`: attnlab's own initial values, or those of the recipe's paper, together with what
+the paper varies between layers."""
 
 
 def initialized(recipe: Recipe, init: str) -> tuple[Recipe, ConfigDict]:
-    """Returns the recipe with the initial values of `init`, and what the linear maps of its stack start from.
+    """Returns the recipe with the initial values that `init` names, and the initialization of its stack's linear maps.
 
-    Raises `UserError` for an unknown `init`, and for a recipe whose row does not say what its paper starts from.
+    Raises `UserError` for an unknown `init`, and for a recipe whose row does not have its paper's initial values.
     """
     if not choose(INITS, 'init', init):
         return recipe, spec(Initialization)
@@ -235,11 +238,11 @@ def _row(name: str) -> Recipe:
 
 
 def both_ways(name: str) -> Recipe:
-    """Returns the row called `name` with every mixer twice, one of which reads documents from their end.
+    """Returns the row called `name` with two of every mixer, one of which reads documents from their end.
 
-    Each has parameters of its own, and their outputs are added. Schuster and Paliwal 1997,
-    https://doi.org/10.1109/78.650093. Raises `UserError` for a row that is not causal, that has a bidirectional form of
-    its own, or whose layers are no mixers in blocks.
+    Each has its own parameters, and their outputs are added. Schuster and Paliwal 1997,
+    https://doi.org/10.1109/78.650093. Raises `UserError` for a row that is not causal, that has a bidirectional form
+    itself, or whose layers are not mixers in blocks.
     """
     recipe = ZOO[name]
     if recipe.bidirectional:

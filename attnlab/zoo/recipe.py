@@ -16,15 +16,15 @@ from attnlab.nn.initialization import Gaussian, Initialization, Orthogonal, Scal
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Start:
-    """What a paper, or the code released with it, starts from where attnlab starts from something else.
+    """The initial values of a paper, or of the code released with it, where they differ from attnlab's.
 
     Attributes:
-      maps: what linear maps start from.
-      arguments: arguments of the mixers that set what their parts start from, by keys such as `gate.start`.
-      by_layer: those that depend on the place of the layer, whether they set what parts start from or are what the
-        paper defines.
-      merge: what the maps between resolutions of its hierarchy start from; `None`: as usual.
-      stem: what the map of pixels before them starts from; `None`: as usual.
+      maps: those of linear maps.
+      arguments: arguments of the mixers that set initial values of their parts, by keys such as `gate.start`.
+      by_layer: arguments of the mixers that depend on the place of the layer, whether they set initial values or are
+        part of what the paper defines.
+      merge: those of the maps between resolutions of its hierarchy; `None`: as usual.
+      stem: those of the map of pixels before them; `None`: as usual.
     """
 
     maps: Initialization = Initialization()
@@ -36,7 +36,7 @@ class Start:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hierarchy:
-    """The stages of a hierarchical model as a paper has them, from the finest; every tuple has one entry a stage.
+    """The stages of a paper's hierarchical model, from the finest; every tuple has one entry per stage.
 
     Attributes:
       dim: width of the first stage.
@@ -64,19 +64,20 @@ class Hierarchy:
 
 
 PYTORCH = Scaled(gain=1 / 3, distribution='uniform')
-"""What linear maps start from that are left as PyTorch makes them."""
+"""PyTorch's default for the weights of linear maps."""
 
 UNTOUCHED = Start(maps=Initialization(linear=PYTORCH))
-"""Linear maps as PyTorch makes them; biases, which it draws too, start at zero here."""
+"""PyTorch's default for linear maps, except that biases, which it draws too, start at zero."""
 
 UNTOUCHED_SCALED = Initialization(linear=PYTORCH, residual=1.0)
-"""Such maps, the last of every branch over the root of the number of branches."""
+"""The same, with the last map of every branch divided by the square root of the number of branches."""
 
 NARROW = Start(maps=Initialization(linear=Gaussian(0.02)))
 """Linear maps with a standard deviation of 0.02 at every width, channel mixers included."""
 
 NARROW_THROUGHOUT = Start(maps=NARROW.maps, arguments={'prelude.gain': 4 * 0.02**2})
-"""The taps of convolutions too, of width 4, though uniform where flash-linear-attention has them normal."""
+"""As `NARROW`, and the same deviation for the taps of convolutions of width 4; they are uniform, where those of
+flash-linear-attention are normal."""
 
 
 def depth_below(below: int, layers: int) -> float:
@@ -92,52 +93,52 @@ RWKV = Start(
         'norm_gain': lambda below, layers: ((below + 1) / layers) ** 0.7,
     },
 )
-"""Orthogonal maps, the last of every branch at zero, and what depends on the place of the layer."""
+"""Orthogonal maps, the last of every branch zero, and arguments that depend on the place of the layer."""
 
 LOG_LINEAR = Start(
     maps=Initialization(linear=Gaussian(0.006), output=PYTORCH, residual=1.0),
     arguments={'prelude.gain': 4 * 0.006**2},
 )
-"""Maps and taps as narrow as in the released configs of log-linear attention, of a width of 1,536, at every width; the
-last of every branch as PyTorch has it over the root of the number of branches."""
+"""Maps and taps as narrow, at every width, as in the released configs of log-linear attention, of width 1,536; the last
+map of every branch has PyTorch's default, divided by the square root of the number of branches."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One published variant as data; tests, benchmarks, configs and tables read the same rows, and know no other names.
+    """One published variant as data; tests, benchmarks, configs and tables read these rows and name no recipe.
 
     Attributes:
       spec: the mixer, from `attnlab.config.spec`, or a tuple of them: a hybrid's pattern of layers, repeated.
       cite: the paper, authors and year first, then the address.
-      causal: built as it is, `y_t` depends on no later token.
-      bidirectional: built with `causal=False`, every token sees the whole document; a row that is not causal besides is
-        bidirectional by nature, built so as it is, and predicts no next token.
-      mirrored: bidirectional, it cannot tell left from right: a document read backwards gives the outputs backwards.
-      streaming: given a state, any split of a sequence gives what one pass gives.
-      packed: documents sharing a row, told apart by segments, do not see each other.
-      sequence: the tokens of a row may lie on several devices, over the mesh axis of that name.
-      grid: the tokens are an image or a volume, whose shape it reads from `ctx.grid`; it needs one.
-      sparse: places of the grid may be empty, tokens of segment 0, which no other token reads.
-      implementations: the implementations of its core that serve it in bfloat16, in `pallas_kernels` names; empty
-        when it has none.
-      notes: where the recipe departs from the paper, or which of the paper's variants it is; `attnlab zoo NAME` shows
+      causal: claims that `y_t`, as the recipe is built by default, depends on no later token.
+      bidirectional: claims that with `causal=False` every token sees the whole document. A row that does not claim
+        `causal` as well is built so by default and cannot predict a next token.
+      mirrored: its bidirectional form cannot tell left from right: a document read backwards gives the outputs
+        backwards.
+      streaming: claims that a sequence split anywhere, with the state handed on, gives the same as one pass.
+      packed: claims that documents in one row, told apart by segments, do not see each other.
+      sequence: claims that the tokens of a row may be divided over devices, along the mesh axis of that name.
+      grid: its tokens are an image or a volume; it needs `ctx.grid`, their shape.
+      sparse: claims that places of the grid may be empty: no other token reads a token of segment 0.
+      implementations: the implementations of its core that serve it in bfloat16, as `pallas_kernels` names them; empty
+        if it has no core.
+      notes: how the recipe departs from the paper, or which of the paper's variants it is; `attnlab zoo NAME` shows
         them.
-      layer: what a layer of the paper is made of, and how many mixers of the pattern fill one.
-      small: arguments that suit a test, of a width of 16 or 32 and two dozen tokens, where the recipe's own do not;
-        `reduced` sets heads and window besides.
-      knobs: the arguments that matching may adjust: 'heads', how many heads there are or how wide each is, and 'state',
-        what sets the size of the state.
-      smallest_state: the smallest value of the argument that sets the state in what is known of the paper's
-        experiments; `None`: not known, and the recipe's own counts. Matching goes below it, and below the recipe's own,
-        only when told to.
-      start: what the paper starts from, which `init=paper` of a config follows; `None`: nothing is known that differs,
-        or it is not followed.
-      by_layer: arguments of the mixers that differ between layers; `init=paper` takes those of `start`.
-      hierarchy: the stages of the paper's model, where it has stages.
-      slow: so long to compile that most of its properties are checked by nightly tests alone.
-      surrogate: arguments that put in the place of what rounds the function whose gradient it has; gradients are
-        compared with finite differences of the mixer so made, and its own must reach every parameter. Empty for a
-        mixer whose gradients are those of its values.
+      layer: what a layer of the paper consists of, and how many mixers of the pattern make one.
+      small: arguments for tests, at a width of 16 or 32 and two dozen tokens, in place of the recipe's own; `reduced`
+        sets heads and window as well.
+      knobs: the arguments that matching may adjust: 'heads', the number or the width of heads, and 'state', the size of
+        the state.
+      smallest_state: the smallest value of the latter argument known from the paper's experiments; `None`: none is
+        known, and the recipe's own value counts. Matching goes below either only when told to.
+      start: the paper's initial values, which `init=paper` of a config follows; `None`: they are not known to differ,
+        or are not followed.
+      by_layer: arguments of the mixers that differ between layers; with `init=paper` those of `start` replace them.
+      hierarchy: the stages of the paper's model; `None`: it has no stages.
+      slow: whether it takes so long to compile that most of its properties are checked only by nightly tests.
+      surrogate: for a mixer that rounds and passes gradients straight through, arguments that replace the rounding by
+        the function whose gradient it uses. Tests compare gradients with finite differences of the mixer so built, and
+        check that its own gradients reach every parameter. Empty for other mixers.
 
     Raises `UserError` for a row that is sparse without a grid.
     """
@@ -170,7 +171,7 @@ class Recipe:
 
     @property
     def straight_through(self) -> bool:
-        """Whether gradients are those of a surrogate."""
+        """Whether its gradients are those of a surrogate."""
         return bool(self.surrogate)
 
     @property
@@ -186,10 +187,10 @@ class Recipe:
     def sized(
         self, *, heads: int, window: int | None = None, length: int | None = None, causal: bool = True
     ) -> tuple[ConfigDict, ...]:
-        """The pattern with `heads` where the recipe leaves them open, and `window`, unless `None`, where it has one.
+        """The pattern with `heads` where the recipe leaves them open, and with `window` where it has a window.
 
-        Mixers that are made for documents of a length are made for `length`, unless it is `None`; with `causal=False`
-        those that have a bidirectional form are in it.
+        Mixers that are made for documents of a given length are made for `length`. `None` leaves the recipe's own
+        value. With `causal=False`, mixers that have a bidirectional form are built in it.
         """
         pattern = tuple(_sized(mixer, heads, window, length) for mixer in self.pattern)
         for mixer in () if causal else pattern:
@@ -198,7 +199,7 @@ class Recipe:
         return pattern
 
     def reduced(self, *, heads: int = 4, window: int = 5, **sizes: Any) -> tuple[ConfigDict, ...]:
-        """The pattern in sizes that suit a test, and with `sizes` in every mixer that takes them."""
+        """The pattern in sizes for tests, with `sizes` in every mixer that takes them."""
         pattern = self.sized(heads=heads, window=window)
         for mixer in pattern:
             _resize(mixer, {**self.small, **sizes})

@@ -28,8 +28,8 @@ CLAIMS = (
     'straight_through',
 )
 CAPTION = (
-    f'State: bytes a sequence and layer (mean over the pattern) in float32 at width {DIM}, {HEADS} heads; '
-    'none where nothing streams.'
+    f'State: bytes per sequence and layer (mean over the pattern), in float32 at width {DIM} with {HEADS} heads; '
+    'none without streaming.'
 )
 COLUMNS = (
     Column('recipe'),

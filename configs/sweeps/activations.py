@@ -1,11 +1,11 @@
-"""Nonlinearities of the channel mixer as small trees of functions, searched on a language model.
+"""A search for the nonlinearity of the channel mixer, as a small tree of functions, on a language model.
 
     attnlab sweep --config=sweeps/activations:trials=64 --study=studies/activations
 
-Every trial is a run of `configs/language.py` with `mlp=plain`, whose nonlinearity is `b(u_1(x), u_2(x))`: one of the
-functions of `attnlab.nn.core_units` in each place, or with `units=2` such a unit of the output of another.
-`search=tpe` (the default) or `random`; `zoo`, `size` and `data` are those of `configs/language.py`. The best tree is
-run again with three new seeds, on the text that it was chosen by. Ramachandran, Zoph and Le 2017,
+Every trial is a run of `configs/language.py` with `mlp=plain` and the nonlinearity `b(u_1(x), u_2(x))`, where `b` and
+`u` are functions of `attnlab.nn.core_units`; with `units=2`, a second such unit reads the output of the first. `search`
+is `tpe` (the default) or `random`; `zoo`, `size` and `data` are as in `configs/language.py`. The best tree is run again
+with three new seeds, on the same text that it was chosen on. Ramachandran, Zoph and Le 2017,
 https://arxiv.org/abs/1710.05941.
 """
 
@@ -28,7 +28,7 @@ PLACES = {'combine': tuple(BINARY), 'first': tuple(UNARY), 'second': tuple(UNARY
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `search=,units=,trials=` and of `zoo=,size=,data=` of `configs/language.py`."""
+    """The config for `search=,units=,trials=` and for `zoo=,size=,data=` of `configs/language.py`."""
     chosen = arguments(arg, search='tpe', units='1', trials='64', zoo='mha', size='tiny', data='stdlib')
     unit = choose(UNITS, 'units', chosen['units'])
     base = config_of(LANGUAGE, ','.join(f'{name}={chosen[name]}' for name in ('zoo', 'size', 'data')) + ',mlp=plain')

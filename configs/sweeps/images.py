@@ -1,11 +1,11 @@
-"""Learning rates for any model of `configs/images.py`, chosen on validation.
+"""Learning rates for any model of `configs/images.py`, chosen on the validation split.
 
     attnlab sweep --config=sweeps/images:zoo=swin,data=same_different --study=studies/same-different-swin
 
-All other arguments are those of `configs/images.py`. The rates are from 3e-4 to 1e-2, two to a power of ten, of
-another optimiser than AdamW times its factor in `attnlab.run_config.OPTIMIZERS`. The study's metric is the loss on the
-validation split, which is evaluated as often as the config evaluates; the test split is, once, at the end of every run,
-and by its loss the best rate is judged with fresh seeds.
+All other arguments are those of `configs/images.py`. There are four rates from 3.2e-4 to 1e-2, two per decade; for
+optimisers other than AdamW they are multiplied by the factor in `attnlab.run_config.OPTIMIZERS`. The study's metric is
+the loss on the validation split, which is evaluated as often as the config evaluates. The test split is evaluated once,
+at the end of every run; its loss is what is reported of the best rate, which is run again with fresh seeds.
 """
 
 import pathlib
@@ -23,7 +23,7 @@ RATES = (3.2e-4, 1e-3, 3.2e-3, 1e-2)
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `seeds=` and of the arguments of `configs/images.py`."""
+    """The config for `seeds=` and the arguments of `configs/images.py`."""
     given, rest = apart(arg, seeds='1')
     base = config_of(IMAGES, rest)
     with base.unlocked():

@@ -1,16 +1,16 @@
-"""Learning rate and weight decay of language modelling, for any mixer and size of `configs/language.py`.
+"""Learning rate and weight decay for language modelling, for any mixer and size of `configs/language.py`.
 
     attnlab sweep --config=sweeps/language:zoo=gla,size=tiny --study=studies/gla
 
     attnlab match --config=language:size=tiny --target=mha --recipes=gla,mamba2,mha --out=matched
     attnlab sweep --config=sweeps/language:base=matched/gla.py --study=studies/gla
 
-For every mixer the points, seeds and number of runs are the same, so that comparisons are fair; of `search=tpe`, whose
-points after the first ten follow from the scores of each mixer, the space in the place of the points. The text that
-chooses is the text that is reported: what is fresh in the runs that confirm the best is their seeds.
-The optimiser, also that of a base, moves the ranges by its factors in `attnlab.run_config.OPTIMIZERS`.
-`search` is `quasi`, `random`, `tpe` or `grid`. `pruner` stops poor runs early: `asha`,
-`hyperband` or `none`; a grid stops none.
+So that comparisons are fair, every mixer is tried at the same points, with the same seeds and as many runs. The
+exception is `search=tpe`, whose points after the first ten depend on the scores of each mixer; there the search space
+is the same. The text that chooses the best point is also the one that is reported; only the seeds of the runs that
+confirm it are new. For each optimiser, including that of a `base`, the ranges are multiplied by its factors in
+`attnlab.run_config.OPTIMIZERS`. `search` is `quasi`, `random`, `tpe` or `grid`. `pruner` stops poor runs early: `asha`,
+`hyperband` or `none`; a grid stops no run.
 """
 
 import pathlib
@@ -32,7 +32,7 @@ PRUNERS: dict[str, type[Pruner] | None] = {'asha': Asha, 'hyperband': Hyperband,
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `search=,pruner=,trials=`, and of `base=FILE.py` or the arguments of `configs/language.py`."""
+    """The config for `search=,pruner=,trials=`, and for `base=FILE.py` or the arguments of `configs/language.py`."""
     data = {'data': 'stdlib', 'tokens': 'bytes'}
     defaults = {'zoo': 'mha', 'size': 'tiny', **data, 'residual': 'plain', 'init': 'framework', **CHOICES}
     chosen = arguments(arg, search='quasi', pruner='', trials='16', base='', **defaults)
@@ -63,7 +63,7 @@ def get_config(arg: str = '') -> ConfigDict:
 
 
 def _base(path: str, asked: dict[str, str], defaults: dict[str, str]) -> ConfigDict:
-    """The config of one run: that of a file, or of `configs/language.py` with these arguments."""
+    """The config of one run, from a file or from `configs/language.py` with these arguments."""
     if not path:
         return config_of(LANGUAGE, ','.join(f'{name}={value}' for name, value in asked.items()))
     given = [name for name in asked if asked[name] != defaults[name]]

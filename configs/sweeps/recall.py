@@ -1,13 +1,14 @@
-"""The learning rates that papers on recall choose the best of, for any task and mixer of `configs/recall.py`.
+"""The learning rates among which papers on recall choose the best, for any task and mixer of `configs/recall.py`.
 
     attnlab sweep --config=sweeps/recall:task=mqar,zoo=gla,size=paper --study=studies/mqar-gla
 
 All other arguments are those of `configs/recall.py`. `mqar` has the four rates of Arora et al. 2023,
-https://arxiv.org/abs/2312.04927, from 1e-4 to 1e-2, `mqar_mixed` the four of Arora et al. 2024,
-https://arxiv.org/abs/2402.18668, from 1e-3 to 10^-1.5; other tasks have the first four; of another optimiser than AdamW
-they are times its factor in `attnlab.run_config.OPTIMIZERS`. Every rate is run with `seeds=`, one by default, as the
-papers have it; report the best and the median. The best is chosen by the accuracy on validation examples, of tasks with
-real answers by the loss, and run with fresh seeds, whose accuracy or loss is that on test examples.
+https://arxiv.org/abs/2312.04927, from 1e-4 to 1e-2; `mqar_mixed` the four of Arora et al. 2024,
+https://arxiv.org/abs/2402.18668, from 1e-3 to 10^-1.5; other tasks have those of `mqar`. For optimisers other than
+AdamW they are multiplied by the factor in `attnlab.run_config.OPTIMIZERS`. Each rate is run with `seeds=` seeds, by
+default one, as in the papers; report the best and the median. The best rate is chosen by the accuracy on validation
+examples, or by the loss for tasks whose answers are real numbers, and run again with fresh seeds, which are scored in
+the same way on test examples.
 """
 
 import pathlib
@@ -28,7 +29,7 @@ MIXED = tuple(float(f'{rate:.2g}') for rate in np.logspace(-3, -1.5, 4))
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `seeds=` and of the arguments of `configs/recall.py`."""
+    """The config for `seeds=` and the arguments of `configs/recall.py`."""
     defaults = {'task': 'mqar', 'zoo': 'mha', 'size': 'tiny', 'conv': '0', 'init': 'framework', 'thoughts': 'none'}
     defaults |= CHOICES
     chosen = arguments(arg, seeds='1', **defaults)

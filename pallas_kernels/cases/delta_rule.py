@@ -6,32 +6,20 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pallas_kernels.cases import drawing
+from pallas_kernels.cases.matrix_state import MatrixCase
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case(MatrixCase):
     """A call of `delta_rule` with an incoming state and keys of length one.
 
     Attributes:
-      heads: those of q, of k and of v.
-      decay: letters of the shape of the log decays, such as 'h' or 'b t h k'; `None`: no decay.
-      strength: the log decays are between minus twice this and 0.
-      sudden: whether a tenth of the log decays are -50, and the others a thousand times smaller.
       most: the betas are between 0 and this.
       alike: the common part of all keys, as a multiple of their differences.
     """
 
-    b: int
-    t: int
-    k: int
-    v: int
-    heads: tuple[int, int, int] = (2, 2, 2)
-    decay: str | None = None
-    strength: float = 0.2
-    sudden: bool = False
     most: float = 1.0
     alike: float = 0.0
-    documents: tuple[drawing.Runs, ...] | None = None
 
 
 CASES = {
@@ -87,23 +75,11 @@ KERNEL = (
 def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
     """Returns the call of `CASES[name]`: q, k, v and beta of `dtype`, log decays and state of float32 at least."""
     case = CASES[name]
-    hq, hk, hv = case.heads
-    sizes = {'b': case.b, 't': case.t, 'h': max(case.heads), 'k': case.k, 'v': case.v, 'hq': hq, 'hk': hk, 'hv': hv}
-    wide = jnp.promote_types(dtype, jnp.float32)
-    keys = drawing.normal(name, 'k', drawing.shape('b t hk k', sizes), jnp.float32)
-    keys += case.alike * drawing.normal(name, 'alike', drawing.shape('b 1 hk k', sizes), jnp.float32)
-    beta = case.most * drawing.uniform(name, 'beta', drawing.shape('b t h', sizes))
-    arrays = {
-        'q': drawing.normal(name, 'q', drawing.shape('b t hq k', sizes), dtype),
-        'k': (keys / jnp.linalg.norm(keys, axis=-1, keepdims=True)).astype(dtype),
-        'v': drawing.normal(name, 'v', drawing.shape('b t hv v', sizes), dtype),
-        'beta': beta.astype(dtype),
-        'state': drawing.normal(name, 'state', drawing.shape('b h k v', sizes), wide),
-    }
-    if case.decay is not None:
-        shape = drawing.shape(case.decay, sizes)
-        arrays['log_decay'] = drawing.log_decay(name, shape, case.strength, sudden=case.sudden).astype(wide)
-    return drawing.Call(arrays, drawing.documents(case.documents))
+    keys = drawing.normal(name, 'k', case.shape('b t hk k'), jnp.float32)
+    keys += case.alike * drawing.normal(name, 'alike', case.shape('b 1 hk k'), jnp.float32)
+    unit = keys / jnp.linalg.norm(keys, axis=-1, keepdims=True)
+    beta = case.most * drawing.uniform(name, 'beta', case.shape('b t h'))
+    return case.call(name, dtype, {'k': unit, 'beta': beta})
 
 
 def real() -> dict[str, drawing.Call]:

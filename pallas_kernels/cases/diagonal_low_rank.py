@@ -6,32 +6,22 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pallas_kernels.cases import drawing
+from pallas_kernels.cases.matrix_state import MatrixCase
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case(MatrixCase):
     """A call of `diagonal_low_rank` with an incoming state; `b = -c a` for numbers c, but for a small part.
 
+    `a` and `b` have the heads of k.
+
     Attributes:
-      heads: those of q, of k and of v; `a` and `b` have those of k.
-      decay: letters of the shape of the log decays, such as 'h' or 'b t h k'; `None`: no decay.
-      strength: the log decays lie between minus twice this and 0.
-      sudden: a tenth of the log decays are -50, and the others a thousandth of what they were.
       most: c lies between 0 and this.
       tied: what is read is written under k, which lies near a.
     """
 
-    b: int
-    t: int
-    k: int
-    v: int
-    heads: tuple[int, int, int] = (2, 2, 2)
-    decay: str | None = None
-    strength: float = 0.2
-    sudden: bool = False
     most: float = 1.0
     tied: bool = False
-    documents: tuple[drawing.Runs, ...] | None = None
 
 
 CASES = {
@@ -76,27 +66,14 @@ KERNEL = (
 def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
     """Returns the call of `CASES[name]`: vectors of `dtype`, log decays and state of float32 at least."""
     case = CASES[name]
-    hq, hk, hv = case.heads
-    sizes = {'b': case.b, 't': case.t, 'h': max(case.heads), 'k': case.k, 'v': case.v, 'hq': hq, 'hk': hk, 'hv': hv}
-    wide = jnp.promote_types(dtype, jnp.float32)
-    keys = drawing.shape('b t hk k', sizes)
+    keys = case.shape('b t hk k')
     a = drawing.normal(name, 'a', keys, jnp.float32)
     a /= jnp.linalg.norm(a, axis=-1, keepdims=True)
-    part = case.most * drawing.uniform(name, 'part', drawing.shape('b t hk 1', sizes))
+    part = case.most * drawing.uniform(name, 'part', case.shape('b t hk 1'))
     aside = 0.02 * drawing.normal(name, 'aside', keys, jnp.float32)
-    arrays = {
-        'q': drawing.normal(name, 'q', drawing.shape('b t hq k', sizes), dtype),
-        'k': (part * a + aside if case.tied else drawing.normal(name, 'k', keys, jnp.float32)).astype(dtype),
-        'v': drawing.normal(name, 'v', drawing.shape('b t hv v', sizes), dtype),
-        'a': (-a if case.tied else a).astype(dtype),
-        'state': drawing.normal(name, 'state', drawing.shape('b h k v', sizes), wide),
-    }
-    if not case.tied:
-        arrays['b'] = (aside - part * a).astype(dtype)
-    if case.decay is not None:
-        shape = drawing.shape(case.decay, sizes)
-        arrays['log_decay'] = drawing.log_decay(name, shape, case.strength, sudden=case.sudden).astype(wide)
-    return drawing.Call(arrays, drawing.documents(case.documents))
+    if case.tied:
+        return case.call(name, dtype, {'k': part * a + aside, 'a': -a})
+    return case.call(name, dtype, {'k': drawing.normal(name, 'k', keys, jnp.float32), 'a': a, 'b': aside - part * a})
 
 
 def erasing(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:

@@ -1,33 +1,14 @@
 """Named calls of `linear_attention`."""
 
-import dataclasses
-
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pallas_kernels.cases import drawing
+from pallas_kernels.cases.matrix_state import MatrixCase
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A call of `linear_attention` with an incoming state.
-
-    Attributes:
-      heads: those of q, of k and of v.
-      decay: letters of the shape of the log decays, such as 'h' or 'b t h k'; `None`: no decay.
-      strength: the log decays are between minus twice this and 0.
-      sudden: whether a tenth of the log decays are -50, and the others a thousand times smaller.
-    """
-
-    b: int
-    t: int
-    k: int
-    v: int
-    heads: tuple[int, int, int] = (2, 2, 2)
-    decay: str | None = None
-    strength: float = 0.2
-    sudden: bool = False
-    documents: tuple[drawing.Runs, ...] | None = None
+class Case(MatrixCase):
+    """A call of `linear_attention` with an incoming state."""
 
 
 PACKED_131: drawing.Runs = ((1, 64), (2, 5), (3, 40), (4, 22))
@@ -92,19 +73,7 @@ def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
 
 def draw(name: str, case: Case, dtype: DTypeLike = jnp.float32) -> drawing.Call:
     """Returns a call: q, k and v of `dtype`, log decays and state of float32 at least; the name seeds the numbers."""
-    hq, hk, hv = case.heads
-    sizes = {'b': case.b, 't': case.t, 'h': max(case.heads), 'k': case.k, 'v': case.v, 'hq': hq, 'hk': hk, 'hv': hv}
-    wide = jnp.promote_types(dtype, jnp.float32)
-    arrays = {
-        'q': drawing.normal(name, 'q', drawing.shape('b t hq k', sizes), dtype),
-        'k': drawing.normal(name, 'k', drawing.shape('b t hk k', sizes), dtype),
-        'v': drawing.normal(name, 'v', drawing.shape('b t hv v', sizes), dtype),
-        'state': drawing.normal(name, 'state', drawing.shape('b h k v', sizes), wide),
-    }
-    if case.decay is not None:
-        shape = drawing.shape(case.decay, sizes)
-        arrays['log_decay'] = drawing.log_decay(name, shape, case.strength, sudden=case.sudden).astype(wide)
-    return drawing.Call(arrays, drawing.documents(case.documents))
+    return case.call(name, dtype, {'k': drawing.normal(name, 'k', case.shape('b t hk k'), dtype)})
 
 
 def real() -> dict[str, drawing.Call]:

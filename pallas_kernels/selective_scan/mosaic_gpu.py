@@ -259,48 +259,7 @@ def _backward(
     ) -> None:  # fmt: skip
         i, c = _program()
         A = _load_state(A_ref.at[c]) * TO_BASE_2
-
-        def ahead(tiles: Any, edge: Callable[[Any], Any], start: Any) -> Callable[[Any, jax.Array], jax.Array]:
-            def of_group(j: Any, h: jax.Array) -> jax.Array:
-                edge(j)[...] = h
-                for _, at in _steps(tiles, start + j * group, range(group)):
-                    h = _step(at, A, h)
-                return h
-
-            return of_group
-
-        def of_segment(
-            tiles: Any, results: Any, edge: Callable[[Any], Any], start: Any, carry: tuple[jax.Array, jax.Array]
-        ) -> tuple[jax.Array, jax.Array]:
-            def of_group(j: Any, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-                dcarried, dA = carry
-                first = SEGMENT - (j + 1) * group
-                steps = [at for _, at in _steps(tiles, start + first, range(group))]
-                h, decays = [_load_state(edge(groups - 1 - j))], [at.decay(A) for at in steps]
-                for at, decay in zip(steps, decays, strict=True):
-                    h.append(decay * h[-1] + at.read() * at.of('B'))
-                for k in range(group)[::-1]:
-                    at, row, dy = steps[k], first + k, steps[k].of('dy')
-                    r = dy * at.of('C') + dcarried
-                    dcarried = decays[k] * r
-                    dexponent = dcarried * h[k]
-                    sums[0, row] = _over_numbers(r * at.of('B'))
-                    sums[1, row] = _over_numbers(dexponent * A)
-                    left[0, row] = jnp.sum(r * at.read(), axis=0)
-                    left[1, row] = jnp.sum(h[k + 1] * dy, axis=0)
-                    dA = dA + dexponent * at.of('dt')
-                return dcarried, dA
-
-            carry = jax.lax.fori_loop(0, groups, of_group, carry)
-            plgpu.commit_smem()
-            segment = pl.ds(start, SEGMENT)
-            dwritten, dexponents = (_sum_of_numbers(sums.at[part]) for part in range(2))
-            x, dt = (_load(tiles[name].at[0, segment], BY_TIME) for name in ('x', 'dt'))
-            _write(results['dx'].at[0, segment], dwritten * dt)
-            _write(results['ddt'].at[0, segment], dwritten * x + dexponents * (1 / TO_BASE_2))
-            for part, name in enumerate(('dB', 'dC')):
-                _write(results[name].at[0, segment], jnp.sum(_load(left.at[part], SUMS_OF_CHANNELS), axis=1))
-            return carry
+        of_segment = functools.partial(_of_segment, A, group, left, sums)
 
         def kept(step: Any) -> jax.Array:
             return _load_state(states_ref.at[i * call.tiles + jnp.maximum(call.tiles - 1 - step, 0), c])
@@ -326,8 +285,8 @@ def _backward(
                 return of_segment(tiles, results, lambda g: in_earlier(s * groups + g), s * SEGMENT, carry)
 
             if segments > 1:
-                h = jax.lax.fori_loop(0, earlier, ahead(tiles, in_earlier, 0), h)
-            h = jax.lax.fori_loop(0, groups - 1, ahead(tiles, in_last, last), h)
+                h = jax.lax.fori_loop(0, earlier, _ahead(tiles, A, group, in_earlier, 0), h)
+            h = jax.lax.fori_loop(0, groups - 1, _ahead(tiles, A, group, in_last, last), h)
             in_last(groups - 1)[...] = h
             dcarried, dA = of_segment(tiles, results, in_last, last, (dcarried, dA))
             if segments > 1:
@@ -367,6 +326,69 @@ def _backward(
     dx, ddt, dB, dC = (array.reshape(*sizes, -1) for array in (results['dx'], results['ddt'], dB, dC))
     dstate = dstate[:: call.tile.spans].reshape(-1, d, n)
     return kernels.cut(Operands(dx, ddt, jnp.sum(dA, axis=0).reshape(d, n), dB, dC, dstate), given)
+
+
+def _ahead(
+    tiles: dict[str, Any], A: jax.Array, group: int, edge: Callable[[Any], Any], start: Any
+) -> Callable[[Any, jax.Array], jax.Array]:
+    """The body of a loop over groups of steps from `start` on, which leaves the state before group `j` in `edge(j)`."""
+
+    def of_group(j: Any, h: jax.Array) -> jax.Array:
+        edge(j)[...] = h
+        for _, at in _steps(tiles, start + j * group, range(group)):
+            h = _step(at, A, h)
+        return h
+
+    return of_group
+
+
+def _of_segment(
+    A: jax.Array,
+    group: int,
+    left: Any,
+    sums: Any,
+    tiles: dict[str, Any],
+    results: dict[str, Any],
+    edge: Callable[[Any], Any],
+    start: Any,
+    carry: tuple[jax.Array, jax.Array],
+) -> tuple[jax.Array, jax.Array]:
+    """Writes the gradients of the steps of a segment and returns those of the state before it and, so far, of A.
+
+    Groups are run again from their states in `edge`, the last first. Sums over the numbers of a state go through
+    `sums`, those over channels through `left`, both in shared memory.
+    """
+    groups = SEGMENT // group
+
+    def of_group(j: Any, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        dcarried, dA = carry
+        first = SEGMENT - (j + 1) * group
+        steps = [at for _, at in _steps(tiles, start + first, range(group))]
+        h, decays = [_load_state(edge(groups - 1 - j))], [at.decay(A) for at in steps]
+        for at, decay in zip(steps, decays, strict=True):
+            h.append(decay * h[-1] + at.read() * at.of('B'))
+        for k in range(group)[::-1]:
+            at, row, dy = steps[k], first + k, steps[k].of('dy')
+            r = dy * at.of('C') + dcarried
+            dcarried = decays[k] * r
+            dexponent = dcarried * h[k]
+            sums[0, row] = _over_numbers(r * at.of('B'))
+            sums[1, row] = _over_numbers(dexponent * A)
+            left[0, row] = jnp.sum(r * at.read(), axis=0)
+            left[1, row] = jnp.sum(h[k + 1] * dy, axis=0)
+            dA = dA + dexponent * at.of('dt')
+        return dcarried, dA
+
+    carry = jax.lax.fori_loop(0, groups, of_group, carry)
+    plgpu.commit_smem()
+    segment = pl.ds(start, SEGMENT)
+    dwritten, dexponents = (_sum_of_numbers(sums.at[part]) for part in range(2))
+    x, dt = (_load(tiles[name].at[0, segment], BY_TIME) for name in ('x', 'dt'))
+    _write(results['dx'].at[0, segment], dwritten * dt)
+    _write(results['ddt'].at[0, segment], dwritten * x + dexponents * (1 / TO_BASE_2))
+    for part, name in enumerate(('dB', 'dC')):
+        _write(results[name].at[0, segment], jnp.sum(_load(left.at[part], SUMS_OF_CHANNELS), axis=1))
+    return carry
 
 
 def _step(at: At, A: jax.Array, h: jax.Array) -> jax.Array:

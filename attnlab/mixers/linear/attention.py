@@ -213,7 +213,7 @@ class LinearAttention(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> LinearAttentionState:
         """Returns an empty memory; its size depends on `length` where there are levels."""
-        require_causal(self.causal)
+        require_causal(self, self.causal)
         columns = self.value_dim + (self.normalizer is not None) + self.write.beside
         shape = (self.heads * self.values_per_key, self._features(), columns)
         memory: State

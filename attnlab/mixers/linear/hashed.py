@@ -152,7 +152,7 @@ class HashedAttention(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> HashedState:
         """Returns an empty memory; its size does not depend on `length`."""
-        require_causal(self.causal)
+        require_causal(self, self.causal)
         shape = (batch, self.heads, self.bits + 1, self.channels + 1)
         memory = jnp.zeros(shape, wide_dtype(dtype))
         of_queries = states_of(self.preludes[:1], batch, wide_dtype(dtype))

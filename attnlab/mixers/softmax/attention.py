@@ -195,7 +195,7 @@ class Attention(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> AttentionState:
         """Returns an empty cache of `length` slots, or of `window + sinks` when that is fewer."""
-        require_causal(self.reach.causal)
+        require_causal(self, self.reach.causal)
         cache = empty_cache(
             batch,
             length,

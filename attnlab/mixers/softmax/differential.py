@@ -121,7 +121,7 @@ class DifferentialAttention(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> KeyValueCache:
         """Returns an empty cache of `length` slots."""
-        require_causal(self.causal)
+        require_causal(self, self.causal)
         return empty_cache(
             batch,
             length,

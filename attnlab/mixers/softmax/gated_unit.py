@@ -96,7 +96,7 @@ class GatedAttentionUnit(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> KeyValueCache:
         """Returns an empty cache of `length` slots."""
-        require_causal(self.reach.causal)
+        require_causal(self, self.reach.causal)
         return empty_cache(batch, length, kv_heads=1, key_dim=self.key_dim, value_dim=self.value_dim, dtype=dtype)
 
 

@@ -126,7 +126,7 @@ class LatentAttention(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> KeyValueCache:
         """Returns an empty cache of `length` slots, `LatentEntries`."""
-        require_causal(self.causal)
+        require_causal(self, self.causal)
         entries = LatentEntries(
             latents=jnp.zeros((batch, length, self.rank), dtype),
             keys=jnp.zeros((batch, self.rotated_keys, length, self.rotated_dim), dtype),

@@ -104,7 +104,7 @@ class ShapedAttention(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> KeyValueCache:
         """Returns an empty cache of `length` slots, or of `window + sinks` when that is fewer."""
-        require_causal(self.reach.causal)
+        require_causal(self, self.reach.causal)
         return empty_cache(
             batch,
             length,

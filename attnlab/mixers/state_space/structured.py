@@ -83,5 +83,5 @@ class StructuredSSM(Mixer):
         """Returns the state of a system at rest; its size does not depend on `length`. Raises `UserError` if it reads
         both ways."""
         del length
-        require_causal(self.causal)
+        require_causal(self, self.causal)
         return StructuredState(self.system.init_state(batch, dtype), no_segment(batch))

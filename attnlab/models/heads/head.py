@@ -1,4 +1,4 @@
-"""The protocol of heads: the loss of their predictions, logits, and samples."""
+"""The contract of heads: the loss of their predictions, logits, and samples."""
 
 import abc
 from typing import Any
@@ -18,19 +18,19 @@ from attnlab.typing import DropoutKey
 
 
 class Head(Module):
-    """Maps hidden states to predictions, and gives their loss; made as `head(dim, vocab, rngs=rngs)`.
+    """Maps hidden states to predictions and computes their loss; made as `head(dim, vocab, rngs=rngs)`.
 
-    Evaluations report `losses`, training the `objective` that it minimises.
+    Evaluations report `losses`; training minimises, and reports, `objective`.
 
     Attributes:
       documents: the number of documents that a prediction is about; a hidden state concatenates their vectors.
-      degree: of real numbers, the power of their unit with which the loss grows; 0 where it is no such power. Where it
-        is not 0, training adds nothing to the losses but `penalty`.
-      of_batch: the objective of a hidden state depends on the others of its batch, which then is not divided into
-        parts.
-      missing: of several labels of a hidden state some may be missing, which are -1.
-      estimated: of a head over a vocabulary, its objective has another value than its losses, so that it is no number
-        of nats of the text.
+      degree: for predictions of real numbers, `p` if the loss scales with the `p`-th power of their unit, in which case
+        training adds only `penalty` to the losses; otherwise 0.
+      of_batch: whether the objective of a hidden state depends on the rest of its batch, which then cannot be divided
+        into parts.
+      missing: whether some of several labels of a hidden state may be missing; these are -1.
+      estimated: for a head over a vocabulary, whether the value of its objective differs from its losses, so that it is
+        not in nats of the text.
     """
 
     documents = 1
@@ -46,12 +46,12 @@ class Head(Module):
     def objective(
         self, hidden: Float[Array, '*b d'], targets: Shaped[Array, '...'], key: DropoutKey
     ) -> Float[Array, '*b']:
-        """What training minimises, one number per hidden state; losses and penalty unless a head says otherwise."""
+        """What training minimises, one number per hidden state; by default the losses and the penalty."""
         del key
         return with_penalty(self.losses(hidden, targets), self.penalty())
 
     def penalty(self) -> Float[Array, ''] | None:
-        """What training adds to every loss for the weights, whatever the unit of that; `None`: nothing."""
+        """A penalty on the weights that training adds to every loss, in whatever unit that has; `None`: none."""
         return None
 
     @abc.abstractmethod
@@ -59,7 +59,7 @@ class Head(Module):
         """Log-probabilities up to a constant, or the predicted numbers, in float32."""
 
     def sample(self, hidden: Float[Array, 'b d'], key: Array, *, temperature: float, top_p: float) -> Int[Array, ' b']:
-        """Samples a prediction for every hidden state, see `attnlab.functional.sampling`.
+        """Samples a prediction for every hidden state; see `attnlab.functional.sampling`.
 
         A head that can sample without computing all logits overrides this method.
         """
@@ -72,12 +72,12 @@ def heads(model: Any) -> list[Head]:
 
 
 def in_gradient_only(penalty: Float[Array, '*b']) -> Float[Array, '*b']:
-    """Zero, with the gradient of `penalty`: added to losses, it is trained on and not reported, in training either."""
+    """Zero with the gradient of `penalty`: added to losses, it is trained on but never appears in reported numbers."""
     return penalty - jax.lax.stop_gradient(penalty)
 
 
 def with_penalty(losses: Float[Array, '*b'], penalty: Float[Array, ''] | None) -> Float[Array, '*b']:
-    """The losses, each with the gradient of the penalty besides; `None`: as they are."""
+    """The losses, each with the gradient of the penalty added; without a penalty, the losses themselves."""
     return losses if penalty is None else losses + in_gradient_only(penalty.astype(losses.dtype))
 
 

@@ -36,19 +36,20 @@ class HeadRecipe:
     """One published head as data.
 
     Attributes:
-      spec: the head, from `attnlab.config.spec`, which is made as `head(dim, vocab, rngs=rngs)`; one of classes takes
-        `classes=` besides, and ignores the vocabulary.
+      spec: the head, from `attnlab.config.spec`, made as `head(dim, vocab, rngs=rngs)`; a head of classes also takes
+        `classes=`, and ignores `vocab`.
       cite: the paper, authors and year first, then the address.
-      cost: products of a vector of width `d` that the loss of a token takes in training; `o` is the vocabulary.
-      normalised: probabilities of all classes sum to one, and the loss is minus the logarithm of the target's; not
-        so for heads of real numbers.
-      exact: training minimises that loss; otherwise an estimate of it, or it and something else (see the notes).
-      derived: the gradient of what training minimises is its derivative; not so where a penalty is in the gradient
-        alone, or a number is held fixed.
-      streams: the loss and the prediction of a token depend on its own hidden state alone.
-      divided: its classes may lie on several devices, over the mesh axis `tensor`.
-      notes: where the head departs from the paper.
-      small: arguments that suit a test, of a vocabulary of a dozen tokens.
+      cost: how many inner products of width `d` the loss of a token takes in training; `o` is the vocabulary.
+      normalised: claims that the probabilities of all classes sum to one and that the loss is minus the logarithm of
+        the target's probability; never so for heads of real numbers.
+      exact: claims that training minimises that loss, not an estimate of it or its sum with something else (see the
+        notes).
+      derived: claims that the gradient that training follows is the derivative of the number it reports; not so if a
+        penalty is only in the gradient, or a number is held fixed.
+      streams: claims that the loss and the prediction of a token depend on no hidden state but its own.
+      divided: claims that its classes may be divided over devices, along the mesh axis `tensor`.
+      notes: how the head departs from the paper.
+      small: arguments for tests, with a vocabulary of a dozen tokens.
     """
 
     spec: ConfigDict

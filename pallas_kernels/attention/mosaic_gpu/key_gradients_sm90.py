@@ -97,12 +97,7 @@ def key_gradients(
                 return weights.astype(dtype), scored.pull(dscores).astype(dtype), sums
 
             weights, dproducts, sums = sm90.where_needed(call, place, steps.alike(tile), pull, products, *dweights)
-            if of_keys and of_values:
-                dv, dk = accumulate(call.here, (dv, [(weights, cotangents)]), (dk, [(dproducts, queries)]))
-            elif of_values:
-                dv = multiply(call.here, weights, cotangents, dv)
-            else:
-                dk = multiply(call.here, dproducts, queries, dk)
+            dk, dv = _added(call, (dk, dv), dproducts, queries, weights, cotangents)
             if summed:
                 total = totals.at[warpgroup, member]
                 total[...] = plgpu.load(total, layout=DOWN) + sums
@@ -145,3 +140,16 @@ def key_gradients(
         ),
     )(arrays, known, doutput)
     return gradients
+
+
+def _added(
+    call: Call, sums: tuple[Any, Any], dproducts: Any, queries: Any, weights: jax.Array, cotangents: Any
+) -> tuple[Any, Any]:
+    """The sums `(dk, dv)`, of which one may be `None`, with what a tile of queries gives."""
+    dk, dv = sums
+    if dk is None:
+        return None, multiply(call.here, weights, cotangents, dv)
+    if dv is None:
+        return multiply(call.here, dproducts, queries, dk), None
+    dv, dk = accumulate(call.here, (dv, [(weights, cotangents)]), (dk, [(dproducts, queries)]))
+    return dk, dv

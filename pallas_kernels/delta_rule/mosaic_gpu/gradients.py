@@ -9,6 +9,7 @@ of that after it,
 where products of steps with themselves count only for queries.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -94,22 +95,6 @@ def delta_key_gradients(
         at, head, chunk, column = (jax.lax.axis_index(name) for name in GRID)
         steps, channels = pl.ds(chunk * TILE, TILE), pl.ds(column * TILE, TILE)
 
-        def step(
-            _: Any, given: Any, value: Any, missed: Any, state: Any, dstate: Any, sums: tuple[Any, ...]
-        ) -> tuple[Any, ...]:
-            dscores, derased, written, read, held = sums
-            held = held + jnp.sum(load(state) * load(dstate), axis=1)
-            if v // TILE > SLOTS:
-                plgpu.commit_smem()
-            found = accumulate(
-                here,
-                (dscores, [(value, given.transpose((1, 0)))]),
-                (derased, [(missed, value.transpose((1, 0)))]),
-                (written, [(value, dstate.transpose((1, 0)))]),
-                (read, [(missed, state.transpose((1, 0)))]),
-            )
-            return *found, held
-
         def run(
             query: Any, key: Any, numbers: Any, betas: Any, among: Any, wide: Any, totals: Any, arrived: Any
         ) -> None:
@@ -118,7 +103,7 @@ def delta_key_gradients(
             plgpu.copy_gmem_to_smem(rows_ref.at[at, head, chunk], numbers, arrived)
             plgpu.copy_gmem_to_smem(beta_ref.at[at, head, chunk], betas, arrived)
             dscores, derased, kept, across, held = along_channels(
-                step,
+                functools.partial(_over_values, here, v // TILE > SLOTS),
                 v // TILE,
                 (*[zeros()] * 4, zeros_of_rows()),
                 *(
@@ -181,3 +166,29 @@ def delta_key_gradients(
     )(q, k, do, values, dmissing, states, dstates, beta, rows)
     found = Sums(*(jnp.sum(sums[:, :, :, :, place], axis=3) for place in range(len(Sums._fields))))
     return dk, found._replace(held=jnp.sum(found.held, axis=3))
+
+
+def _over_values(
+    here: Target,
+    refilled: bool,
+    _: Any,
+    given: Any,
+    value: Any,
+    missed: Any,
+    state: Any,
+    dstate: Any,
+    sums: tuple[Any, ...],
+) -> tuple[Any, ...]:
+    """Adds the products of a tile of value channels, whose slot a copy may refill."""
+    dscores, derased, written, read, held = sums
+    held = held + jnp.sum(load(state) * load(dstate), axis=1)
+    if refilled:
+        plgpu.commit_smem()
+    found = accumulate(
+        here,
+        (dscores, [(value, given.transpose((1, 0)))]),
+        (derased, [(missed, value.transpose((1, 0)))]),
+        (written, [(value, dstate.transpose((1, 0)))]),
+        (read, [(missed, state.transpose((1, 0)))]),
+    )
+    return *found, held

@@ -3,6 +3,7 @@
 Both read queries, gradients of outputs, and the gradient of the state after a chunk, which a program reads once.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_kernels.cost import Cost
-from pallas_kernels.matrix_state.decays import COUNT, WRITE
+from pallas_kernels.matrix_state.decays import WRITE
 from pallas_kernels.matrix_state.mosaic_gpu.reads import BACKWARD, decay_gradients, decays_between, times
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     NAMED_LAYOUTS,
@@ -24,6 +25,7 @@ from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     write,
     zeros,
 )
+from pallas_kernels.matrix_state.mosaic_gpu.turns import Turns
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.mosaic_gpu.products_sm90 import accumulate, multiply
 from pallas_kernels.target import Target
@@ -60,11 +62,10 @@ def key_value_gradients(
     """
     b, h, count, width_of_keys, channels = dstates.shape
     groups, dtype = k.shape[TIME_FIRST.heads], k.dtype
-    members, width = h // groups, 2 * TILE if channels % (2 * TILE) == 0 else TILE
-    turns = channels // width
-    steps_of_all = members * turns
+    turns = Turns(h, h // groups, channels, dtype)
+    width = turns.width
     # dV may overwrite the tile of dO: nothing reads it afterwards, and no copy refills it.
-    in_place = steps_of_all == 1 and dv_type == dtype
+    in_place = turns.count == 1 and dv_type == dtype
 
     def body(
         q_ref: Any,
@@ -80,22 +81,10 @@ def key_value_gradients(
         at, group, chunk = (jax.lax.axis_index(name) for name in GRID)
         steps = pl.ds(chunk * TILE, TILE)
 
-        def head(member: Any) -> Any:
-            return group * members + member
-
-        def of_heads(array: jax.Array) -> Any:
-            """The channels of a turn of one head after the other, or of the group that it is in."""
-            shared = h // array.shape[TIME_FIRST.heads]
-            return plgpu.BlockSpec(
-                (TILE, None, width),
-                lambda member, turn: (chunk, jax.lax.div(head(member), shared), turn),
-                transforms=swizzled(dtype),
-            )
-
         def run(k_tile: Any, q_tile: Any, dv_tile: Any, within: Any, across: Any, total: Any, arrived: Any) -> None:
             def step(indices: Any, v_tile: Any, do_tile: Any, dstate: Any, numbers: Any, carry: Any) -> tuple[Any, ...]:
                 (member, turn), (sums, *partial) = indices, carry
-                if steps_of_all == 1:
+                if turns.count == 1:
                     plgpu.barrier_wait(arrived)
                 dscores, *written = partial or (None,)
                 scores, dscores = accumulate(
@@ -105,15 +94,9 @@ def key_value_gradients(
                 )
                 between = times(scale, decays_between(numbers, BACKWARD))
                 weights = (scores * between).astype(dtype)
-
-                def weighed(dscores: jax.Array) -> tuple[jax.Array, jax.Array]:
-                    """The factor of queries, and its products with scores, summed over queries."""
-                    dscores = dscores * between
-                    products = jnp.sum(jnp.where(iota(0) != iota(1), scores * dscores, 0), axis=1)
-                    return dscores.astype(dtype), products
-
+                weighed = functools.partial(_weighed, scores, between, dtype)
                 # As early as can be, for fewer registers.
-                early = weighed(dscores) if turns == 1 else None
+                early = weighed(dscores) if turns.per_head == 1 else None
                 before = multiply(here, k_tile, dstate) * along(numbers, WRITE, 0, width)
                 dv = multiply(here, weights, do_tile, before)
                 out = do_tile if dv_tile is None else dv_tile
@@ -121,7 +104,7 @@ def key_value_gradients(
                 out[...] = dv.astype(dv_type)
                 plgpu.commit_smem()
                 part = pl.ds(turn * width, width)
-                plgpu.copy_smem_to_gmem(out, TIME_FIRST.of_head(dv_ref, at, head(member)).at[steps, part])
+                plgpu.copy_smem_to_gmem(out, TIME_FIRST.of_head(dv_ref, at, turns.head(group, member)).at[steps, part])
                 (found,) = accumulate(here, (*(written or (None,)), [(v_tile, dstate.transpose((1, 0)))]))
 
                 def end(sums: jax.Array, dscores: jax.Array, written: jax.Array) -> jax.Array:
@@ -132,42 +115,24 @@ def key_value_gradients(
                     plgpu.commit_smem()
                     total[...] = decay_gradients(numbers, BACKWARD, within, across)
                     plgpu.commit_smem()
-                    plgpu.copy_smem_to_gmem(total, sums_ref.at[at, head(member), steps])
+                    plgpu.copy_smem_to_gmem(total, sums_ref.at[at, turns.head(group, member), steps])
                     return multiply(here, of_queries, q_tile, sums + written)
 
-                if turns == 1:
-                    return (end(sums, dscores, found),)
-                return jax.lax.cond(
-                    turn == turns - 1,
-                    lambda *carry: (end(*carry), zeros(), zeros(width_of_keys)),
-                    lambda *carry: carry,
-                    sums,
-                    dscores,
-                    found,
-                )
+                return turns.carried(turn, (sums, dscores, found), end, lambda: (zeros(), zeros(width_of_keys)))
 
             plgpu.copy_gmem_to_smem(TIME_FIRST.of_head(k_ref, at, group).at[steps], k_tile, arrived)
             plgpu.copy_gmem_to_smem(TIME_FIRST.of_group(q_ref, at, group, groups, q).at[steps], q_tile, arrived)
-            if steps_of_all > 1:
+            if turns.count > 1:
                 plgpu.barrier_wait(arrived)
             specs = [
-                of_heads(v),
-                of_heads(do),
-                plgpu.BlockSpec(
-                    (None, None, width_of_keys, width),
-                    lambda member, turn: (head(member), chunk, 0, turn),
-                    transforms=swizzled(dtype),
-                ),
-                plgpu.BlockSpec((None, None, COUNT, TILE), lambda member, turn: (head(member), chunk, 0, 0)),
+                turns.of_steps(v, group, chunk),
+                turns.of_steps(do, group, chunk),
+                turns.of_states(group, chunk, 0, width_of_keys),
+                turns.of_decays(group, chunk),
             ]
-            nothing = () if turns == 1 else (zeros(), zeros(width_of_keys))
-            total, *_ = plgpu.emit_pipeline(
-                step,
-                grid=(members, turns),
-                in_specs=specs,
-                max_concurrent_steps=2 if steps_of_all > 1 and width == TILE else 1,
-                init_carry=(zeros(width_of_keys), *nothing),
-            )(v_ref.at[at], do_ref.at[at], dstates_ref.at[at], rows_ref.at[at])
+            refs = [v_ref.at[at], do_ref.at[at], dstates_ref.at[at], rows_ref.at[at]]
+            nothing = () if turns.per_head == 1 else (zeros(), zeros(width_of_keys))
+            total, *_ = turns.run(step, specs, refs, (zeros(width_of_keys), *nothing))
             k_tile[...] = total.astype(dtype)
             write(k_tile, TIME_FIRST.of_head(dk_ref, at, group).at[steps])
 
@@ -183,7 +148,7 @@ def key_value_gradients(
             plgpu.Barrier(num_arrivals=2),
         )
 
-    within = TILE * ((1 + turns) * width_of_keys + 2 * channels)
+    within = TILE * ((1 + turns.per_head) * width_of_keys + 2 * channels)
     dk, dv, sums = launch.kernel(
         body,
         here,
@@ -195,10 +160,17 @@ def key_value_gradients(
         name='linear_attention_gradients',
         cost=Cost(
             flops=2 * b * h * count * TILE * (within + 2 * width_of_keys * channels),
-            exponentials=b * h * count * TILE * TILE * turns,
+            exponentials=b * h * count * TILE * TILE * turns.per_head,
         ),
         grid=(b, groups, count),
         grid_names=GRID,
         compiler_params=NAMED_LAYOUTS,
     )(q, k, v, do, dstates, rows)
     return dk, dv, sums.reshape(b, h, count, TILE)
+
+
+def _weighed(scores: jax.Array, between: jax.Array, dtype: Any, dscores: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The factor of queries in dK, and its products with scores, summed over queries."""
+    dscores = dscores * between
+    products = jnp.sum(jnp.where(iota(0) != iota(1), scores * dscores, 0), axis=1)
+    return dscores.astype(dtype), products

@@ -1,7 +1,6 @@
 """The kernel that computes the gradients of queries or keys, for all chunks at once."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,7 +9,6 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_kernels.cost import Cost
-from pallas_kernels.matrix_state.decays import COUNT
 from pallas_kernels.matrix_state.mosaic_gpu.reads import GRID, Direction, decay_gradients, decays_between, times
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     NAMED_LAYOUTS,
@@ -20,11 +18,11 @@ from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     iota,
     load,
     shared_tile,
-    swizzled,
     write,
     zeros,
     zeros_of_rows,
 )
+from pallas_kernels.matrix_state.mosaic_gpu.turns import Turns
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.mosaic_gpu.products_sm90 import accumulate, multiply
 from pallas_kernels.target import Target
@@ -51,8 +49,7 @@ def read_gradients(
     """
     b, h, count, k, v = states.shape
     groups, dtype, parts = x.shape[TIME_FIRST.heads], x.dtype, k // TILE
-    members, width = h // groups, 2 * TILE if v % (2 * TILE) == 0 else TILE
-    turns, held = v // width, others is not None
+    turns, held = Turns(h, h // groups, v, dtype), others is not None
     kinds = 1 + held
     of_states = 1.0 if direction.backward else scale
     # Else it is that of all heads of the group, and read once.
@@ -62,18 +59,6 @@ def read_gradients(
         *others_ref, dx_ref, sums_ref = rest
         at, group, chunk, column = (jax.lax.axis_index(name) for name in GRID)
         steps, channels = pl.ds(chunk * TILE, TILE), pl.ds(column * TILE, TILE)
-
-        def head(member: Any) -> Any:
-            return group * members + member
-
-        def of_heads(array: jax.Array, width: int, part: Callable[[Any], Any]) -> Any:
-            """Tiles of channels of one head after the other, or of the group that it is in."""
-            shared = h // array.shape[TIME_FIRST.heads]
-            return plgpu.BlockSpec(
-                (TILE, None, width),
-                lambda member, turn: (chunk, jax.lax.div(head(member), shared), part(turn)),
-                transforms=swizzled(dtype),
-            )
 
         def run(x_tile: Any, y_tile: Any, products: Any, totals: Any, arrived: Any) -> None:
             def finish(
@@ -94,71 +79,45 @@ def read_gradients(
                     total[...] = array
                 plgpu.commit_smem()
                 for place, array in enumerate(totals):
-                    plgpu.copy_smem_to_gmem(array, sums_ref.at[at, head(member), column, place, steps])
+                    plgpu.copy_smem_to_gmem(array, sums_ref.at[at, turns.head(group, member), column, place, steps])
                 return multiply(here, dscores.astype(dtype), of_y, sums + reads)
 
             def step(indices: Any, dz_tile: Any, z_tile: Any, state: Any, numbers: Any, *rest: Any) -> tuple[Any, ...]:
                 *tiles, (sums, *partial) = rest
-                if steps_of_all == 1:
+                if turns.count == 1:
                     plgpu.barrier_wait(arrived)
                 both = []
                 if held:
-                    # A tile after the other, for fewer registers.
-                    tiles_of = [pl.ds(start, TILE) for start in range(0, width, TILE)]
-                    products = [
-                        jnp.sum(load(state.at[:, columns]) * load(tiles[0].at[:, columns]), axis=1)
-                        for columns in tiles_of
-                    ]
-                    both.append(sum(products, *partial[2:3]))
-                    if turns > 1:
+                    both.append(sum(_products(state, tiles[0]), *partial[2:3]))
+                    if turns.per_head > 1:
                         plgpu.commit_smem()
                 onto = partial[:2] or (None, None)
                 factors = [(dz_tile, right.transpose((1, 0))) for right in (z_tile, state)]
                 found = accumulate(here, *((start, [pair]) for start, pair in zip(onto, factors, strict=True)))
                 end = functools.partial(finish, indices[0], tiles[-1] if y_varies else y_tile, numbers)
-                if turns == 1:
-                    return (end(sums, *found, *both),)
-                return jax.lax.cond(
-                    indices[1] == turns - 1,
-                    lambda *carry: (end(*carry), *nothing),
-                    lambda *carry: carry,
-                    sums,
-                    *found,
-                    *both,
-                )
+                return turns.carried(indices[1], (sums, *found, *both), end, lambda: nothing)
 
             plgpu.copy_gmem_to_smem(TIME_FIRST.of_head(x_ref, at, group).at[steps, channels], x_tile, arrived)
             if not y_varies:
                 of_group = TIME_FIRST.of_group(y_ref, at, group, groups, y)
                 plgpu.copy_gmem_to_smem(of_group.at[steps, channels], y_tile, arrived)
-            steps_of_all = members * turns
-            nothing = () if turns == 1 else (zeros(), zeros(), *[zeros_of_rows()] * held)
-            if steps_of_all > 1:
+            nothing = () if turns.per_head == 1 else (zeros(), zeros(), *[zeros_of_rows()] * held)
+            if turns.count > 1:
                 plgpu.barrier_wait(arrived)
             specs = [
-                of_heads(dz, width, lambda turn: turn),
-                of_heads(z, width, lambda turn: turn),
-                plgpu.BlockSpec(
-                    (None, None, TILE, width),
-                    lambda member, turn: (head(member), chunk, column, turn),
-                    transforms=swizzled(dtype),
-                ),
-                plgpu.BlockSpec((None, None, COUNT, TILE), lambda member, turn: (head(member), chunk, 0, 0)),
+                turns.of_steps(dz, group, chunk),
+                turns.of_steps(z, group, chunk),
+                turns.of_states(group, chunk, column, TILE),
+                turns.of_decays(group, chunk),
             ]
             refs = [dz_ref.at[at], z_ref.at[at], states_ref.at[at], rows_ref.at[at]]
             if held:
                 specs.append(specs[2])
                 refs.append(others_ref[0].at[at])
             if y_varies:
-                specs.append(of_heads(y, TILE, lambda _: column))
+                specs.append(turns.of_steps(y, group, chunk, lambda _: column, TILE))
                 refs.append(y_ref.at[at])
-            total, *_ = plgpu.emit_pipeline(
-                step,
-                grid=(members, turns),
-                in_specs=specs,
-                max_concurrent_steps=2 if steps_of_all > 1 and width == TILE else 1,
-                init_carry=(zeros(), *nothing),
-            )(*refs)
+            total, *_ = turns.run(step, specs, refs, (zeros(), *nothing))
             x_tile[...] = total.astype(dtype)
             write(x_tile, TIME_FIRST.of_head(dx_ref, at, group).at[steps, channels])
 
@@ -188,3 +147,9 @@ def read_gradients(
         compiler_params=NAMED_LAYOUTS,
     )(x, y, dz, z, states, numbers, *([others] if held else []))
     return dx, [jnp.sum(sums[:, :, :, kind], axis=2).reshape(b, h, count, TILE) for kind in range(kinds)]
+
+
+def _products(states: Any, others: Any) -> list[jax.Array]:
+    """The products of two tiles of states, summed over channels, 64 after 64 for fewer registers."""
+    parts = [pl.ds(start, TILE) for start in range(0, states.shape[1], TILE)]
+    return [jnp.sum(load(states.at[:, part]) * load(others.at[:, part]), axis=1) for part in parts]

@@ -75,5 +75,5 @@ def test_it_tells_queries_of_one_direction_apart_where_linear_attention_does_not
 
 
 def test_it_keeps_no_state():
-    with pytest.raises(UserError, match='a bidirectional mixer cannot be streamed'):
+    with pytest.raises(UserError, match='InLine has no causal form; a bidirectional mixer cannot be streamed'):
         recipe('inline').init_state(1, 4, np.float64)

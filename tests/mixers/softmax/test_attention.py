@@ -204,7 +204,7 @@ def test_an_odd_number_of_channels_cannot_be_rotated():
 
 
 def test_bidirectional_attention_has_no_state():
-    with pytest.raises(UserError, match='cannot be streamed'):
+    with pytest.raises(UserError, match='Attention was made with causal=False; a bidirectional mixer cannot be'):
         attention(causal=False).init_state(1, 8, jnp.float32)
 
 
