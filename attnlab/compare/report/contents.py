@@ -254,8 +254,10 @@ def frontier(contents: Contents, cost: str, rows: Sequence[StudyResult]) -> list
         value = paid(study.costs, cost)
         sign = 1.0 if row.goal == 'min' else -1.0
         more = -1.0 if COSTS[cost].more_is_better else 1.0
-        known = value is not None and row.statistics
-        points.append((more * value, sign * row.statistics[score].mean) if known else None)
+        if value is None or not row.statistics:
+            points.append(None)
+        else:
+            points.append((more * value, sign * row.statistics[score].mean))
     return pareto(points)
 
 
