@@ -129,7 +129,7 @@ CASES = {
 tests of its own, and each takes a second or more to compile."""
 
 
-LONG = 0.7
+LONG = 0.6
 """Seconds from which on a test, or a fixture of its module, is left to the night."""
 
 EVERY_TIME = (
