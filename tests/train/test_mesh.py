@@ -82,7 +82,9 @@ def test_rows_over_two_devices_stay_where_they_are(zoo):
 def on_more_devices(*words: str, threads: int = 8) -> None:
     """Runs `tests.train.divided` where XLA has so many threads on a CPU."""
     command = [sys.executable, '-m', 'tests.train.divided', *words]
-    environment = os.environ | {'NPROC': str(threads)}
+    # Threads of several devices on few cores may be apart for longer than the 40 s after which XLA ends the process.
+    patience = '--xla_cpu_collective_call_terminate_timeout_seconds=1200'
+    environment = os.environ | {'NPROC': str(threads), 'XLA_FLAGS': patience}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=1800)
     assert done.returncode == 0, done.stderr[-3000:]
 
