@@ -144,16 +144,19 @@ EVERY_TIME = (
     'kernels/test_transformations.py::test_shard_map',
     'mixers/linear/test_rwkv7.py::test_values_of_the_first_layer_are_mixed_into_those_above_as_in_the_paper',
     'sweep/test_study.py',
+    'test_architecture.py',
     'test_cli.py',
     'test_configs.py::test_two_steps',
-    'test_docs.py::test_the_zoo_table_is_what_the_command_prints',
+    'test_docs.py',
+    'test_readme.py',
     'train/test_checkpoint.py',
     'train/test_mesh.py::test_rows_over_two_devices_stay_where_they_are',
     'train/test_mesh.py::test_two_devices_agree_with_one',
     'train/test_processes.py',
     'train/test_resume.py',
 )
-"""What is run every time however long it takes: commands as users type them, and the one test of its kind."""
+"""What is run every time however long it takes: commands and pages as users read them, the rules of the house, and the
+one test of its kind."""
 
 
 def _night(items: list[pytest.Item]) -> Iterator[pytest.Item]:
