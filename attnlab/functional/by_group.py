@@ -43,7 +43,7 @@ def rows_of_a_block(rows: int, networks: int) -> int:
 
     Small blocks have little room that stays empty, large ones read a network's parameters less often: about
     `4 sqrt(rows of a network)` take least time on a CPU, from 16 to 256. On GPUs, where a block must fill the device
-    and every one is a few launches, the largest that leave four fifths of the room to rows.
+    and every one is a few launches, the largest that leave four fifths of the room to rows, from 64 to 1,024.
     """
     share = max(rows // networks, 1)
     if target.current().platform == 'gpu':
