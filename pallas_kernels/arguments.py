@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import checkify
 
 _CHECKING: contextvars.ContextVar[bool] = contextvars.ContextVar('checking', default=False)
@@ -171,6 +172,11 @@ def check_inexact(core: str, **arguments: jax.Array | None) -> None:
 def check_integer(core: str, **arguments: jax.Array | None) -> None:
     """Raises TypeError for an array that does not hold integers."""
     _check_kind(core, jnp.integer, 'an integer type', arguments)
+
+
+def check_bool(core: str, **arguments: jax.Array | None) -> None:
+    """Raises TypeError for an array that does not hold truth values."""
+    _check_kind(core, np.bool_, 'truth values', arguments)
 
 
 def _check_kind(core: str, kind: type, expected: str, arguments: Mapping[str, jax.Array | None]) -> None:

@@ -9,17 +9,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 
+from attnlab.functional import cores
+from attnlab.functional.attend import View, attend
 from attnlab.functional.dense import softmax
-from attnlab.functional.needed import needing
+from attnlab.functional.needed import needing, of_pairs
 from attnlab.functional.precision import wide_dtype
 from attnlab.functional.recurrences import document_starts
-from attnlab.typing import Heads, Queries, Segments
+from attnlab.typing import Heads, Keys, Queries, Segments, Values
 from pallas_kernels.cost import Cost, Passes
 
 CHUNK = 32
 """The number of queries whose scores are in memory at a time; computed again for the gradient."""
+
+CHOOSING = 512
+"""The number of queries that choose at a time, without gradients."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +136,45 @@ def scored(
 
 def attend_selected(
     q: Queries,
+    keys: Keys,
+    values: Values,
+    view: View,
+    *,
+    firsts: Int[Array, 'b t'],
+    compressed: Compressed,
+    blocks: Blocks,
+    importance: Importance = weighed,
+    implementation: str | None = None,
+) -> Heads:
+    """Returns softmax attention to the tokens of the most important blocks for each query, in its past and document.
+
+    Keys and values are those of the view; slot `i` of a cache holds token `i` of the stream. `firsts` are the places
+    where the documents of queries start. The selection has no gradient. Without a cache the core serves the call, in
+    the form that `implementation` names. Yuan et al. 2025, https://arxiv.org/abs/2502.11089, equations 8 to 12.
+    """
+    queries = Located(view.queries.places, firsts)
+    if blocks.selects_all(keys.shape[1]):
+        return attend(q, keys, values, view, implementation=implementation)
+    if view.cache is not None:
+        swapped = (jnp.swapaxes(each, 1, 2) for each in (keys, values))
+        return attend_in_stream(
+            q, *swapped, queries=queries, compressed=compressed, blocks=blocks, importance=importance
+        )
+    b, t, h, channels = q.shape
+    read = of_pairs(cores.attention, pairs=b * h * _read(t, t, blocks), channels=channels + values.shape[-1])
+    return read(
+        q,
+        keys,
+        values,
+        segments=view.ctx.segments,
+        chosen=choices(q, queries, compressed, t, blocks, importance),
+        block=blocks.size,
+        implementation=implementation,
+    )
+
+
+def attend_in_stream(
+    q: Queries,
     keys: Float[Array, 'b g s k'],
     values: Float[Array, 'b g s v'],
     *,
@@ -139,23 +183,20 @@ def attend_selected(
     blocks: Blocks,
     importance: Importance = weighed,
 ) -> Heads:
-    """Returns softmax attention to the tokens of the most important blocks for each query, in its past and document.
+    """`attend_selected` for queries anywhere in a stream, whose token `i` is in slot `i`, in plain JAX.
 
-    Slot `i` of the keys holds token `i` of the stream. The selection has no gradient. Scores are computed for `CHUNK`
-    queries at a time. Yuan et al. 2025, https://arxiv.org/abs/2502.11089, equations 8 to 12.
-
-    Where the queries of a chunk select fewer tokens, together, than there are, these are gathered, which a step of
-    decoding must; elsewhere all are read once and those not selected hidden, since a gather moves the keys of every
-    query and its gradient scatters them.
+    Scores are computed for `CHUNK` queries at a time. Where the queries of a chunk select fewer tokens, together, than
+    there are, these are gathered, which a step of decoding must; elsewhere all are read once and those not selected
+    hidden, since a gather moves the keys of every query and its gradient scatters them.
     """
     read = functools.partial(
-        _attend_selected, queries=queries, compressed=compressed, blocks=blocks, importance=importance
+        _attend_in_stream, queries=queries, compressed=compressed, blocks=blocks, importance=importance
     )
     costs = _costs(q, keys, values, compressed, blocks, importance)
-    return needing(read, 'attend_selected', **costs)(q, keys, values)
+    return needing(read, 'attend_in_stream', **costs)(q, keys, values)
 
 
-def _attend_selected(
+def _attend_in_stream(
     q: Queries,
     keys: Float[Array, 'b g s k'],
     values: Float[Array, 'b g s v'],
@@ -165,32 +206,67 @@ def _attend_selected(
     blocks: Blocks,
     importance: Importance,
 ) -> Heads:
-    batch, t, heads, _ = q.shape
     groups, dtype = keys.shape[1], wide_dtype(q.dtype)
     overlap = blocks.overlap(compressed.numbers, _selectable(keys.shape[2], blocks)).astype(dtype)
-    size = min(CHUNK, t)
-    more = -t % size
 
     @jax.checkpoint
-    def chunk(step: tuple[Array, Array, Array]) -> Array:
-        q, tokens, firsts = step
-        here = Located(tokens, firsts)
+    def chunk(step: tuple[Array, Located]) -> Array:
+        q, here = step
         found = jax.lax.stop_gradient(importance(q, here, compressed, overlap, blocks))
         chosen = _chosen(found, here, blocks)
         return attend_chosen(q, keys.astype(dtype), values.astype(dtype), here, chosen, blocks)
 
-    def pieces(x: Queries) -> Float[Array, 'i b c g r k']:
-        x = jnp.pad(x.astype(dtype), ((0, 0), (0, more), (0, 0), (0, 0)))
-        return jnp.moveaxis(x.reshape(batch, -1, size, groups, heads // groups, x.shape[-1]), 1, 0)
+    return _in_chunks(chunk, q.astype(dtype), queries, groups, CHUNK).astype(q.dtype)
 
-    firsts = jnp.pad(queries.firsts, ((0, 0), (0, more)), mode='edge')
-    steps = (
-        pieces(q),
-        jnp.pad(queries.tokens, (0, more), mode='edge').reshape(-1, size),
-        jnp.moveaxis(firsts.reshape(batch, -1, size), 1, 0),
+
+def choices(
+    q: Queries, queries: Located, compressed: Compressed, slots: int, blocks: Blocks, importance: Importance
+) -> Bool[Array, 'b t g n']:
+    """Returns which blocks of its document each query selects, up to its own; it has no gradient.
+
+    Importances are computed for `CHOOSING` queries at a time.
+    """
+    choose = functools.partial(
+        _choices, queries=queries, compressed=compressed, slots=slots, blocks=blocks, importance=importance
     )
-    read = chunk(jax.tree.map(lambda x: x[0], steps))[None] if t <= CHUNK else jax.lax.map(chunk, steps)
-    return jnp.moveaxis(read, 0, 1).reshape(batch, -1, heads, values.shape[-1])[:, :t].astype(q.dtype)
+    needed, done = _weighing(q, compressed, slots, blocks, importance, min(CHOOSING, q.shape[1]))
+    costs = {kind: Passes(Cost(count), Cost()) for kind, count in (('model', needed), ('executed', done))}
+    return needing(choose, 'choices', **costs)(jax.lax.stop_gradient(q))
+
+
+def _choices(
+    q: Queries, *, queries: Located, compressed: Compressed, slots: int, blocks: Blocks, importance: Importance
+) -> Bool[Array, 'b t g n']:
+    compressed, dtype = jax.lax.stop_gradient(compressed), wide_dtype(q.dtype)
+    overlap = blocks.overlap(compressed.numbers, _selectable(slots, blocks)).astype(dtype)
+    numbers = jnp.arange(overlap.shape[-1], dtype=jnp.int32)
+
+    def chunk(step: tuple[Array, Located]) -> Array:
+        q, here = step
+        selected = _chosen(importance(q, here, compressed, overlap, blocks), here, blocks)
+        among = functools.reduce(
+            jnp.logical_or, (one[..., None] == numbers[None, None, None] for one in jnp.unstack(selected, axis=-1))
+        )
+        past = numbers[None, None] <= _own(here, blocks)[..., None]
+        return jnp.swapaxes(among & past[:, None], 1, 2)
+
+    return _in_chunks(chunk, q.astype(dtype), queries, compressed.keys.shape[1], CHOOSING)
+
+
+def _in_chunks(
+    function: Callable[[tuple[Array, Located]], Array], q: Queries, queries: Located, groups: int, most: int
+) -> Shaped[Array, 'b t ...']:
+    """What a function gives for `most` queries, `b t g r k`, at a time, one after the other."""
+    batch, t, heads, channels = q.shape
+    size = min(most, t)
+    more = -t % size
+    padded = jnp.pad(q, ((0, 0), (0, more), (0, 0), (0, 0)))
+    pieces = jnp.moveaxis(padded.reshape(batch, -1, size, groups, heads // groups, channels), 1, 0)
+    firsts = jnp.pad(queries.firsts, ((0, 0), (0, more)), mode='edge')
+    tokens = jnp.pad(queries.tokens, (0, more), mode='edge').reshape(-1, size)
+    steps = (pieces, Located(tokens, jnp.moveaxis(firsts.reshape(batch, -1, size), 1, 0)))
+    found = function(jax.tree.map(lambda x: x[0], steps))[None] if t <= most else jax.lax.map(function, steps)
+    return jnp.moveaxis(found, 0, 1).reshape(batch, -1, *found.shape[3:])[:, :t]
 
 
 def _costs(
@@ -203,25 +279,43 @@ def _costs(
 ) -> dict[str, Passes]:
     """The costs of a call: those of its definition (`model`), and what it does (`executed`).
 
-    Needed are products with the tokens of chosen blocks up to the query, and with the summaries of blocks that are over
-    where they are compared for this alone: NSA's are weighed by the branch that reads them. Documents are ignored.
+    Needed are products with the tokens of chosen blocks up to the query, and what `_weighing` says. Documents are
+    ignored.
     """
     b, t, h, k = q.shape
-    g, s, v = keys.shape[1], keys.shape[2], values.shape[-1]
-    summaries, shared = compressed.ends.shape[1], importance is weighed
-    places = np.arange(s - t, s)
-    read = int(np.sum(np.minimum(places + 1, (blocks.count - 1) * blocks.size + places % blocks.size + 1)))
-    pairs, compared = 2 * b * h * read * (k + v), 0 if shared else 2 * b * g * blocks.over(t, s) * k
-    selectable, size = _selectable(s, blocks), min(CHUNK, t)
-    chosen = min(blocks.count, selectable) * blocks.size
-    padded = b * size * -(-t // size)
-    met = 2 * padded * h * (chosen if size * chosen <= s else s)
-    # Overlaps are multiplied by weights; or by products, and by what is over. All of it again for the gradient.
-    scored = 2 * padded * summaries * (h * k + g * selectable if shared else g * (k + 2 * selectable))
+    s, v = keys.shape[2], values.shape[-1]
+    size = min(CHUNK, t)
+    pairs = 2 * b * h * _read(t, s, blocks) * (k + v)
+    compared, scored = _weighing(q, compressed, s, blocks, importance, size)
+    chosen = min(blocks.count, _selectable(s, blocks)) * blocks.size
+    met = 2 * b * size * -(-t // size) * h * (chosen if size * chosen <= s else s)
+    # All of it again for the gradient.
     return {
         'model': Passes(Cost(pairs + compared), Cost(2 * pairs)),
         'executed': Passes(Cost(met * (k + v) + scored), Cost(2 * met * (k + v) + met * k + scored)),
     }
+
+
+def _read(t: int, s: int, blocks: Blocks) -> int:
+    """How many tokens the last `t` queries of `s` read, together, in one document."""
+    places = np.arange(s - t, s)
+    return int(np.sum(np.minimum(places + 1, (blocks.count - 1) * blocks.size + places % blocks.size + 1)))
+
+
+def _weighing(
+    q: Queries, compressed: Compressed, slots: int, blocks: Blocks, importance: Importance, size: int
+) -> tuple[int, int]:
+    """The operations that the choice needs, and those it takes for `size` queries at a time.
+
+    Needed are products with the summaries of blocks that are over where they are compared for this alone: NSA's are
+    weighed by the branch that reads them.
+    """
+    b, t, h, k = q.shape
+    g, summaries, selectable, shared = *compressed.keys.shape[1:3], _selectable(slots, blocks), importance is weighed
+    padded = b * size * -(-t // size)
+    # Overlaps are multiplied by weights; or by products, and by what is over.
+    scored = 2 * padded * summaries * (h * k + g * selectable if shared else g * (k + 2 * selectable))
+    return 0 if shared else 2 * b * g * blocks.over(t, slots) * k, scored
 
 
 def _selectable(tokens: int, blocks: Blocks) -> int:
@@ -231,12 +325,16 @@ def _selectable(tokens: int, blocks: Blocks) -> int:
 
 def _chosen(importance: Float[Array, 'b g t j'], here: Located, blocks: Blocks) -> Int[Array, 'b g t n']:
     """The numbers of the selected blocks; later than the query's own where fewer exist than are to be selected."""
-    selectable = importance.shape[-1]
-    own = ((here.tokens[None] - here.firsts) // blocks.size)[:, None, :, None]
+    selectable, own = importance.shape[-1], _own(here, blocks)[:, None, :, None]
     number = jnp.arange(selectable, dtype=jnp.int32)[None, None, None]
     always = (number < blocks.initial) | (number > own - blocks.local)
     wanted = jnp.where(always, jnp.inf, importance)
     return jax.lax.top_k(jnp.where(number <= own, wanted, -jnp.inf), min(blocks.count, selectable))[1]
+
+
+def _own(here: Located, blocks: Blocks) -> Int[Array, 'b t']:
+    """The number of each query's own block."""
+    return (here.tokens[None] - here.firsts) // blocks.size
 
 
 def attend_chosen(

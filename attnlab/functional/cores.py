@@ -321,6 +321,7 @@ attention = _on_mesh(
         'bias': 'b h t _',
         'temperature': 'h | b t h',
         'sink_scores': 'h',
+        'chosen': 'b t g _',
     },
     'b t h v',
 )

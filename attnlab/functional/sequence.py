@@ -257,6 +257,8 @@ def attention(
     bias: Array | None = None,
     temperature: Array | None = None,
     sink_scores: Array | None = None,
+    chosen: Array | None = None,
+    block: int | None = None,
     implementation: str | None = None,
 ) -> Array:
     """See `pallas_kernels.attention`; as many keys as queries. A device holds `bias` for its own queries and all keys.
@@ -266,11 +268,13 @@ def attention(
     fewer devices, each gets those of the devices that it sees. What neither serves gathers all of them: weights over
     some of the keys that do not combine, a bias, a pair of segments. `choices` says which, and why.
 
-    Raises `UserError` for sinks, for a window or slopes that look ahead, and, where keys are gathered, for forget gates
-    with other weights than a softmax without cap and sink; for forget gates that are not causal.
+    Raises `UserError` for sinks, chosen blocks, a window or slopes that look ahead, and, where keys are gathered, for
+    forget gates with other weights than a softmax without cap and sink; for forget gates that are not causal.
     """
     if sinks:
         raise UserError('attention with sinks has no form that divides time: config.mesh.sequence must be 1')
+    if chosen is not None or block is not None:
+        raise UserError('attention to chosen blocks has no form that divides time: config.mesh.sequence must be 1')
     if not causal and (window is not None or slopes is not None):
         raise UserError('attention to both sides of a window has no form that divides time: mesh.sequence must be 1')
     if log_forget is not None:

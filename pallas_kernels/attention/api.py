@@ -30,6 +30,8 @@ def attention(
     bias: jax.Array | None = None,
     temperature: jax.Array | None = None,
     sink_scores: jax.Array | None = None,
+    chosen: jax.Array | None = None,
+    block: int | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
     """Reads values by the match of queries and keys (Vaswani et al., 2017, arXiv 1706.03762).
@@ -62,15 +64,21 @@ def attention(
       temperature: factor of the products of each query, `b t h`, or of each head, `h`.
       sink_scores: the score of one more key for every head, `h`, that has the value zero and no scale (OpenAI, 2025,
         arXiv 2508.10925); zeros add one to the denominators, minus infinity adds nothing.
+      chosen: a query sees only keys in blocks that it chose (Yuan et al., 2025, arXiv 2502.11089): truth values
+        `b t g n` of `n = ceil(s / block)` blocks, the first of which begins with the first key of the document. Without
+        gradient; for a causal call with as many queries as keys, and one array of segments, a run of equal ones being a
+        document. Kernels pass by tiles of scores in which no query chose any key.
+      block: keys of such a block.
       implementation: `None` chooses; see `dispatch.select`. 'cudnn' must be named; see `attention.cudnn`.
 
     Returns:
       o, `b t h v`, in the type of `v`.
 
     Raises:
-      ValueError: for shapes that do not fit, a window below 1, sinks without a window, or forget gates or scores of a
-        sink where they are not defined.
-      TypeError: for arrays that are not floating point, non-integer `segments`, or a traced `scale`.
+      ValueError: for shapes that do not fit, a window below 1, sinks without a window, or forget gates, scores of a
+        sink or chosen blocks where they are not defined.
+      TypeError: for arrays that are not floating point, non-integer `segments`, `chosen` without truth values, or a
+        traced `scale`.
       NotImplementedError: for a named implementation that cannot serve the call.
     """
     sizes = arguments.match(CORE, {}, q=(q, 'b t h k'), k=(k, 'b s g k'), v=(v, 'b s g v'))
@@ -89,18 +97,20 @@ def attention(
             f'{CORE}: sink_scores were given and the weights are {type(weights).__name__}; expected a softmax'
         )
     window, sinks = _within(window, sinks, sizes)
-    if log_forget is not None and not (causal and sizes['t'] == sizes['s']):
-        raise ValueError(
-            f'{CORE}: log_forget needs a causal call with as many queries as keys; '
-            f'causal is {causal}, t={sizes["t"]} and s={sizes["s"]}'
-        )
-    if log_forget is not None and isinstance(segments, tuple):
-        raise ValueError(f'{CORE}: log_forget with a pair of segments; expected one array, for queries and keys alike')
+    block = _block(chosen, block, sizes)
+    for name, array in (('log_forget', log_forget), ('chosen', chosen)):
+        if array is not None and not (causal and sizes['t'] == sizes['s']):
+            raise ValueError(
+                f'{CORE}: {name} needs a causal call with as many queries as keys; '
+                f'causal is {causal}, t={sizes["t"]} and s={sizes["s"]}'
+            )
+        if array is not None and isinstance(segments, tuple):
+            raise ValueError(f'{CORE}: {name} with a pair of segments; expected one array, for queries and keys alike')
     arguments.check_not_positive(CORE, implementation, log_forget=log_forget)
 
-    operands = problem.canonical(q, k, v, bias, slopes, log_forget, pair)
+    operands = problem.canonical(q, k, v, bias, slopes, log_forget, pair, chosen, block)
     extras = problem.canonical_extras(temperature, sink_scores, sizes['h'], sizes['g'])
-    rule = problem.Rule(weights, sizes['k'] ** -0.5 if scale is None else scale, causal, window, sinks)
+    rule = problem.Rule(weights, sizes['k'] ** -0.5 if scale is None else scale, causal, window, sinks, block)
     here = target.current()
     candidates = {
         'reference': dispatch.Candidate(reference.attention),
@@ -187,6 +197,20 @@ def _segment_pair(
         arguments.match(CORE, sizes, **{name: (array, letters)})
         arguments.check_integer(CORE, **{name: array})
     return pair
+
+
+def _block(chosen: jax.Array | None, block: int | None, sizes: dict[str, int]) -> int | None:
+    """The size of blocks, no larger than the rows."""
+    if (chosen is None) != (block is None):
+        given, lacks = ('chosen', 'block') if block is None else ('block', 'chosen')
+        raise ValueError(f'{CORE}: {given} was given without {lacks}; expected both, or neither')
+    if chosen is None or block is None:
+        return None
+    if block < 1:
+        raise ValueError(f'{CORE}: block is {block}; expected at least 1')
+    arguments.match(CORE, sizes | {'n': -(-sizes['s'] // block)}, chosen=(chosen, 'b t g n'))
+    arguments.check_bool(CORE, chosen=chosen)
+    return min(block, max(1, sizes['s']))
 
 
 def _check_bias(bias: jax.Array | None, sizes: dict[str, int]) -> None:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import precision
 from pallas_kernels.attention import sweep
-from pallas_kernels.attention.problem import Extras, Operands, Rule
+from pallas_kernels.attention.problem import MASKS, Extras, Operands, Rule
 from pallas_kernels.attention.scores import visible
 
 Core = Callable[[Rule, Operands, jax.Array | None], jax.Array]
@@ -39,7 +39,7 @@ def query_factor(rule: Rule, extras: Extras, counts: jax.Array | None) -> jax.Ar
 def key_counts(rule: Rule, operands: Operands) -> jax.Array:
     """Returns how many keys every query sees, `b g r t 1`, of size 1 where it does not vary, in accumulators' type."""
     t, s = operands.q.shape[3], operands.k.shape[2]
-    if operands.query_segments is None and operands.bias is None:
+    if operands.query_segments is None and operands.bias is None and operands.chosen is None:
         return _counts_by_position(rule, t, s).astype(operands.dtype())[None, None, None, :, None]
 
     def update(part: sweep.Part, rows: tuple[()], known: jax.Array) -> jax.Array:
@@ -65,13 +65,11 @@ def _counts_by_position(rule: Rule, t: int, s: int) -> jax.Array:
 
 def _mask_alone(operands: Operands) -> Operands:
     """Operands of the same lengths and one channel, of size 1 where masks do not vary."""
-    masks = [array for array in (operands.bias, operands.query_segments) if array is not None]
+    masks = [array for array in (operands.bias, operands.query_segments, operands.chosen) if array is not None]
     b, g, r = (max(array.shape[axis] for array in masks) for axis in range(3))
     t, s = operands.q.shape[3], operands.k.shape[2]
     q, k = jnp.zeros((b, g, r, t, 1)), jnp.zeros((b, g, s, 1))
-    return Operands(
-        q, k, k, bias=operands.bias, query_segments=operands.query_segments, key_segments=operands.key_segments
-    )
+    return Operands(q, k, k, bias=operands.bias, **{name: getattr(operands, name) for name in MASKS})
 
 
 def sink_gradient(weight: jax.Array, delta: jax.Array, like: jax.Array) -> jax.Array:

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from pallas_kernels.attention.problem import Operands, Rule
 from pallas_kernels.tiling import AttentionTile, visible_tiles
 
-QUERY_AXES = {'q': 3, 'bias': 3, 'query_forget': 3, 'query_rest': 3, 'query_segments': 3}
+QUERY_AXES = {'q': 3, 'bias': 3, 'query_forget': 3, 'query_rest': 3, 'query_segments': 3, 'chosen': 3}
 """The axis of each operand along which queries run; where it has size 1 the operand is constant and never cut."""
 
-KEY_AXES = {'k': 2, 'v': 2, 'bias': 4, 'key_forget': 4, 'key_rest': 4, 'key_segments': 4}
+KEY_AXES = {'k': 2, 'v': 2, 'bias': 4, 'key_forget': 4, 'key_rest': 4, 'key_segments': 4, 'key_blocks': 4}
 """The axis of each operand along which keys run."""
 
 

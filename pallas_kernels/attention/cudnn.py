@@ -39,6 +39,7 @@ def refusal(here: Target, rule: Rule, operands: Operands, extras: Extras) -> str
         'log_forget': operands.query_forget,
         'segments': operands.query_segments,
         'sink_scores': extras.sink_scores,
+        'chosen': operands.chosen,
     }
     given = [name for name, array in unknown.items() if array is not None] + (['sinks'] if rule.sinks else [])
     if given:

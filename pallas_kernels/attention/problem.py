@@ -19,6 +19,11 @@ class Rule:
     causal: bool
     window: int | None
     sinks: int
+    block: int | None = None
+
+
+MASKS = ('query_segments', 'key_segments', 'chosen', 'key_blocks')
+"""The operands that hide keys and nothing else: they have no gradients, and keep their types."""
 
 
 @jax.tree_util.register_dataclass
@@ -38,6 +43,8 @@ class Operands:
       key_rest: likewise.
       query_segments: `b 1 1 t 1`, or `None`.
       key_segments: `b 1 1 1 s`, or `None`.
+      chosen: whether a query reads each block of keys of its document, `b g 1 t n`, or `None`.
+      key_blocks: the number of the block in which each key is, `b 1 1 1 s`, or `None`.
     """
 
     q: jax.Array
@@ -51,6 +58,8 @@ class Operands:
     key_rest: jax.Array | None = None
     query_segments: jax.Array | None = None
     key_segments: jax.Array | None = None
+    chosen: jax.Array | None = None
+    key_blocks: jax.Array | None = None
 
     def dtype(self) -> jnp.dtype:
         """The type the call is computed in."""
@@ -58,13 +67,13 @@ class Operands:
 
     def floating(self) -> 'Operands':
         """The operands that have gradients."""
-        return dataclasses.replace(self, query_rest=None, key_rest=None, query_segments=None, key_segments=None)
+        return self.replace(query_rest=None, key_rest=None, **dict.fromkeys(MASKS))
 
     def accumulating(self) -> 'Operands':
         """The same operands in the type the call is computed in."""
-        segments = {'query_segments': self.query_segments, 'key_segments': self.key_segments}
-        cast = jax.tree.map(lambda array: array.astype(self.dtype()), self.replace(**dict.fromkeys(segments)))
-        return cast.replace(**segments)
+        masks = {name: getattr(self, name) for name in MASKS}
+        cast = jax.tree.map(lambda array: array.astype(self.dtype()), self.replace(**dict.fromkeys(masks)))
+        return cast.replace(**masks)
 
     def replace(self, **changes: Any) -> 'Operands':
         """The same operands with some replaced."""
@@ -93,6 +102,8 @@ def canonical(
     slopes: jax.Array | None,
     log_forget: jax.Array | None,
     segments: tuple[jax.Array, jax.Array] | None,
+    chosen: jax.Array | None = None,
+    block: int | None = None,
 ) -> Operands:
     """Arranges the arguments of `api.attention`."""
     g, h = k.shape[2], q.shape[2]
@@ -113,6 +124,11 @@ def canonical(
         forget, rest = (split_heads(array[..., None], g) for array in (total, rounded_off(gates, total, starts)))
         operands = operands.replace(query_forget=forget, key_forget=forget.swapaxes(3, 4))
         operands = operands.replace(query_rest=rest, key_rest=rest.swapaxes(3, 4))
+    if chosen is not None and block is not None:
+        segments, numbers = _by_block(segments, k.shape[1], block)
+        operands = operands.replace(
+            chosen=jnp.moveaxis(chosen, 1, 2)[:, :, None], key_blocks=numbers[:, None, None, None, :]
+        )
     if segments is not None:
         operands = dataclasses.replace(
             operands,
@@ -127,13 +143,34 @@ def _by_run(segments: jax.Array, gates: jax.Array) -> tuple[jax.Array, jax.Array
 
     With sums over whole rows a gate would get a gradient, from rounding, from other documents.
     """
-    starts = jnp.concatenate([jnp.zeros_like(segments[:, :1]), jnp.diff(segments, axis=1)], axis=1) != 0
+    starts = _run_starts(segments)
 
     def join(left: tuple[jax.Array, jax.Array], right: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         return jnp.where(right[1], right[0], left[0] + right[0]), left[1] | right[1]
 
     total, _ = jax.lax.associative_scan(join, (gates, starts[..., None]), axis=1)
-    return starts[..., None], jnp.cumsum(starts, axis=1, dtype=jnp.int32), total
+    return starts[..., None], _run_numbers(starts), total
+
+
+def _by_block(
+    segments: tuple[jax.Array, jax.Array] | None, s: int, block: int
+) -> tuple[tuple[jax.Array, jax.Array] | None, jax.Array]:
+    """Numbers runs of equal segments, and the blocks of keys in each, `b s`, where there is one array of segments."""
+    places = jnp.arange(s, dtype=jnp.int32)[None]
+    if segments is None:
+        return None, places // block
+    starts = _run_starts(segments[0])
+    runs = _run_numbers(starts)
+    return (runs, runs), (places - jax.lax.cummax(jnp.where(starts, places, 0), axis=1)) // block
+
+
+def _run_starts(segments: jax.Array) -> jax.Array:
+    """Where runs of equal segments start, but for the first, `b t`."""
+    return jnp.concatenate([jnp.zeros_like(segments[:, :1]), jnp.diff(segments, axis=1)], axis=1) != 0
+
+
+def _run_numbers(starts: jax.Array) -> jax.Array:
+    return jnp.cumsum(starts, axis=1, dtype=jnp.int32)
 
 
 def rounded_off(gates: jax.Array, total: jax.Array, starts: jax.Array) -> jax.Array:

@@ -23,6 +23,9 @@ def attention(rule: Rule, operands: Operands, extras: Extras) -> jax.Array:
         visible &= x.query_segments == x.key_segments
     if x.bias is not None:
         visible &= x.bias != -jnp.inf
+    if x.chosen is not None and x.key_blocks is not None:
+        numbers = jnp.broadcast_to(x.key_blocks, (*x.chosen.shape[:4], s))
+        visible &= jnp.take_along_axis(x.chosen, numbers, axis=-1)
     counts = jnp.sum(visible, axis=-1, keepdims=True, dtype=scores.dtype)
 
     factors = (extras.temperature, rule.weights.query_factor(counts))

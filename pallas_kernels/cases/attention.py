@@ -20,6 +20,7 @@ class Case:
       bias: letters of its shape, such as '1 h 1 s'; a fifth of it is minus infinity, and its first query sees nothing.
       whole: queries and keys hold whole numbers, and the bias is 10000 or -10000 but for the first query, which sees
         nothing: large scores without rounding errors.
+      block: keys of a block; every query chooses its own, and half of them a third of the others. `None`: none does.
     """
 
     b: int
@@ -37,6 +38,7 @@ class Case:
     added: tuple[str, ...] = ()
     bias: str | None = None
     whole: bool = False
+    block: int | None = None
     weights: maps.WeightMap = maps.Softmax()
 
     def sizes(self) -> dict[str, int]:
@@ -108,6 +110,16 @@ CASES = {
         added=('slopes',),
         bias='b h t s',
     ),
+    'chosen blocks': Case(b=2, t=150, h=4, g=2, k=16, block=8),
+    'chosen blocks of documents': Case(
+        b=2,
+        t=150,
+        h=2,
+        g=1,
+        k=32,
+        block=7,
+        documents=(((1, 64), (2, 1), (3, 5), (4, 58), (1, 22)), ((1, 20), (2, 129), (3, 1))),
+    ),
     'blind rows': Case(b=1, t=300, s=11, h=2, k=16),
     'keys that nobody sees': Case(b=1, t=11, s=300, h=2, k=16, window=5),
     'long': Case(b=1, t=1100, h=2, g=1, k=16, v=8, window=300, sinks=4),
@@ -154,6 +166,8 @@ KERNEL = (
     'large',
     'tiles',
     'whole tiles of documents',
+    'chosen blocks',
+    'chosen blocks of documents',
     'blind rows',
     'keys that nobody sees',
 )
@@ -191,16 +205,34 @@ def call(name: str, dtype: DTypeLike = jnp.float32, weights: maps.WeightMap | No
     if case.documents is not None:
         queries = drawing.segments(case.documents)
         options['segments'] = queries if case.key_documents is None else (queries, drawing.segments(case.key_documents))
+    if case.block is not None:
+        options |= {'block': case.block, 'chosen': _choices(name, case, options.get('segments'))}
     options['weights'] = case.weights if weights is None else weights
     if case.whole:
         options['scale'] = 1.0
     return drawing.Call(arrays, options)
 
 
+def _choices(name: str, case: Case, segments: jax.Array | None) -> jax.Array:
+    """Every query's own block and a third of the others, those to come too; half of the queries choose no other."""
+    assert case.block is not None
+    places = jnp.arange(case.t)[None]
+    new = jnp.zeros_like(places, bool) if segments is None else jnp.diff(segments, axis=1, prepend=segments[:, :1]) != 0
+    own = (places - jax.lax.cummax(jnp.where(new, places, 0), axis=1)) // case.block
+    numbers = jnp.arange(-(-case.t // case.block))
+    shape = (case.b, case.t, case.g or case.h, len(numbers))
+    others = (drawing.uniform(name, 'chosen', shape) < 1 / 3) & (places % 32 < 16)[:, :, None, None]
+    return others | (own[:, :, None, None] == numbers[None, None, None])
+
+
 def real() -> dict[str, drawing.Call]:
     """Calls at model sizes, shapes only; models are trained with documents."""
     alone = {f'k={k}': _real(k) for k in (64, 128)}
-    return alone | {f'k={k}, documents': _real(k, documents=True) for k in (64, 128)}
+    documents = {f'k={k}, documents': _real(k, documents=True) for k in (64, 128)}
+    chosen = drawing.abstract('b t g n', {'b': 4, 't': 8192, 'g': 16, 'n': 128}, jnp.bool_)
+    choices = {'chosen': chosen, 'block': 64}
+    called = documents['k=128, documents']
+    return alone | documents | {'k=128, chosen blocks': called._replace(options=called.options | choices)}
 
 
 def every_map() -> dict[str, drawing.Call]:

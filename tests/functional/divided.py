@@ -183,6 +183,19 @@ CALLS = {
     ),
 }
 
+ON_EVERY_DEVICE = {
+    'attention to chosen blocks': Call(
+        cores.attention,
+        {'q': noise('q', B, T, H, K), 'k': noise('k', B, T, 2, K), 'v': noise('v', B, T, 2, V)},
+        {
+            'segments': DOCUMENTS,
+            'chosen': jnp.asarray(np.random.default_rng(1).random((B, T, 2, 6)) < 0.5),
+            'block': 3,
+        },
+    )
+}
+"""Calls whose time is not divided."""
+
 KERNELS = (
     'attention, every term',
     'linear scan',
@@ -300,7 +313,7 @@ def for_matrix_units(call: Call) -> Call:
 
 def check(name: str, devices: Mesh, form: str | None = None) -> None:
     """Compares one call on `devices`, by interpreted kernels of a form, with the same numbers in float32 on one."""
-    call = (CALLS | RINGS)[name]
+    call = (CALLS | RINGS | ON_EVERY_DEVICE)[name]
     call = for_matrix_units(call) if form == 'mosaic_gpu' else call
     wide = call._replace(arrays={name: array.astype(jnp.float32) for name, array in call.arrays.items()})
     alone, divided = evaluate(wide, None), evaluate(call, devices, form)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attnlab.errors import UserError
 from attnlab.functional import cores, sequence
 from attnlab.runs.collectives import exchanges
 from pallas_kernels import ClippedSoftmax, Entmax15, Relu, ScalableSoftmax, Sigmoid, Softmax
@@ -26,7 +27,13 @@ def full_precision():
         yield
 
 
-ROWS = ('attention, every term', 'attention to other keys', 'linear attention, scalar', 'cross entropy, every term')
+ROWS = (
+    'attention, every term',
+    'attention to chosen blocks',
+    'attention to other keys',
+    'linear attention, scalar',
+    'cross entropy, every term',
+)
 """Calls whose rows are divided every time; heads, channels or classes of all calls are."""
 
 
@@ -42,11 +49,17 @@ def nightly(names):
     ]
 
 
-@pytest.mark.parametrize('name', nightly(divided.CALLS))
+@pytest.mark.parametrize('name', nightly(divided.CALLS | divided.ON_EVERY_DEVICE))
 def test_two_devices_agree_with_one(name):
     divided.check(name, divided.mesh(tensor=2))
     if name in ROWS:
         divided.check(name, divided.mesh(data=2))
+
+
+def test_attention_to_chosen_blocks_has_no_form_that_divides_time():
+    call = divided.ON_EVERY_DEVICE['attention to chosen blocks']
+    with pytest.raises(UserError, match='attention to chosen blocks has no form that divides time'):
+        divided.evaluate(call, divided.mesh(sequence=2))
 
 
 @pytest.mark.parametrize('name', nightly(divided.CALLS | divided.RINGS))

@@ -11,7 +11,7 @@ from flax import nnx
 import attnlab
 from attnlab.context import Context
 from attnlab.functional.attend import attend, look
-from attnlab.functional.block_sparse import Blocks, Compressed, Located, attend_selected, scored, weighed
+from attnlab.functional.block_sparse import Blocks, Compressed, Located, attend_in_stream, choices, scored, weighed
 from attnlab.functional.cache import Entries
 from attnlab.functional.entropy import row_entropy
 from attnlab.functional.reach import Reach
@@ -23,18 +23,31 @@ B, T, H, K, V = 2, 48, 4, 8, 6
 BLOCKS = Blocks(block=4, stride=2, size=4, count=3, initial=1, local=1)
 
 
-def selected(importance, groups):
+def summaries(groups):
     ends = jnp.broadcast_to(jnp.arange(3, T, 2, dtype=jnp.int32), (B, T // 2 - 1))
     k, v = (jnp.ones((B, groups, ends.shape[1], size)) for size in (K, V))
     compressed = Compressed(k, v, ends, (ends - 3) // 2)
-    here = Located(jnp.arange(T, dtype=jnp.int32), jnp.zeros((B, T), jnp.int32))
+    return Located(jnp.arange(T, dtype=jnp.int32), jnp.zeros((B, T), jnp.int32)), compressed
+
+
+def selected(importance, groups):
+    here, compressed = summaries(groups)
 
     def call(q, keys, values):
-        return attend_selected(
+        return attend_in_stream(
             q, keys, values, queries=here, compressed=compressed, blocks=BLOCKS, importance=importance
         )
 
     return call, (jnp.ones((B, T, H, K)), jnp.ones((B, groups, T, K)), jnp.ones((B, groups, T, V)))
+
+
+def choosing(importance, groups):
+    here, compressed = summaries(groups)
+
+    def call(q):
+        return choices(q, here, compressed, T, BLOCKS, importance).astype(q.dtype)
+
+    return call, (jnp.ones((B, T, H, K)),)
 
 
 def rows(reach):
@@ -58,6 +71,8 @@ def flops(call, arrays, kind, *, gradient):
 CASES = {
     'weighed': selected(weighed, 2),
     'scored': selected(scored, H),
+    'choosing, weighed': choosing(weighed, 2),
+    'choosing, scored': choosing(scored, H),
     'rows': rows(Reach()),
     'rows in a window': rows(Reach(window=5, sinks=2)),
     'entropy': (row_entropy, (jnp.ones((B, 70, H, K)), jnp.ones((B, 70, 2, K)))),
@@ -73,7 +88,7 @@ def test_what_is_executed_is_what_a_trace_shows(case, gradient):
         assert flops(call, arrays, 'executed', gradient=gradient) == traced
 
 
-@pytest.mark.parametrize('case', [case for case in CASES if case != 'entropy'])
+@pytest.mark.parametrize('case', [case for case in CASES if case != 'entropy' and 'choosing' not in case])
 def test_what_is_needed_are_pairs_that_are_read(case):
     call, arrays = CASES[case]
     places = np.arange(T)
@@ -93,6 +108,15 @@ def test_what_is_needed_are_pairs_that_are_read(case):
     with counting.counting():
         assert flops(call, arrays, 'model', gradient=False) == forward + compared
         assert flops(call, arrays, 'model', gradient=True) == 3 * forward + compared
+
+
+@pytest.mark.parametrize('importance', [weighed, scored])
+def test_a_choice_needs_products_with_blocks_that_are_over_unless_others_have_them(importance):
+    call, arrays = choosing(importance, H)
+    ended = int(np.sum(np.arange(T)[:, None] >= np.arange(3, T, 2)[None]))
+    with counting.counting():
+        found = [flops(call, arrays, 'model', gradient=gradient) for gradient in (False, True)]
+    assert found == [2 * B * H * K * ended if importance is scored else 0] * 2
 
 
 def calls(jaxpr, kind):
@@ -131,10 +155,10 @@ READS = {
     'uniattn': ({'heads': 4, 'layers': 2}, 4 * PAIRS * (4 + 4 + 4)),
     # Tokens of a chunk alone.
     'mega': ({'key_dim': 8, 'state': 4, 'chunk': 8}, sum(t % 8 + 1 for t in range(T)) * (8 + 32)),
-    # Blocks that are over, and a window.
+    # Blocks that are over, a window, and the tokens of four blocks.
     'nsa': (
         {'heads': 4, **NSA},
-        4 * (sum(len(range(3, t + 1, 2)) for t in range(T)) + sum(min(t + 1, 5) for t in range(T))) * (4 + 4),
+        4 * sum(len(range(3, t + 1, 2)) + min(t + 1, 5) + min(t + 1, 3 * 4 + t % 4 + 1) for t in range(T)) * (4 + 4),
     ),
 }
 

@@ -56,6 +56,8 @@ def by_hand(
     bias=None,
     temperature=None,
     sink_scores=None,
+    chosen=None,
+    block=None,
 ):
     b, t, h, key_dim = q.shape
     s, g = k.shape[1:3]
@@ -66,11 +68,18 @@ def by_hand(
     for row, i, head in np.ndindex(b, t, h):
         group, position = head // (h // g), i + s - t
         scores = {}
+        # The last place of which the document begins: a run of equal segments, whose number may come again.
+        first = (
+            0
+            if segments is None
+            else max(j for j in range(i + 1) if j == 0 or (pair[0][row, j] != pair[0][row, j - 1]))
+        )
         for j in range(s):
             hidden = causal and j > position
             hidden |= window is not None and abs(position - j) >= window and j >= sinks
             hidden |= segments is not None and pair[0][row, i] != pair[1][row, j]
             hidden |= bias is not None and np.isneginf(bias[row, head, i, j])
+            hidden |= chosen is not None and (j < first or not chosen[row, i, group, (j - first) // block])
             if hidden:
                 continue
             score = q[row, i, head] @ k[row, j, group] * (scale or 1 / np.sqrt(key_dim))
@@ -127,7 +136,8 @@ def test_reference_is_the_definition(name, in_double):
         call = in_double(cases.call(name))
         actual = jax.jit(lambda arrays: attention(**arrays, **call.options, implementation='reference'))(call.arrays)
         numbers = {name: np.asarray(array) for name, array in call.arrays.items()}
-        options = jax.tree.map(np.asarray, {'segments': call.options.get('segments')})
+        options = {name: call.options.get(name) for name in ('segments', 'chosen')}
+        options = jax.tree.map(np.asarray, options)
         expected = by_hand(**numbers, **{**call.options, **options})
         np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
 
@@ -588,6 +598,33 @@ ZEROS = jnp.zeros((2, 5, 4, 8))
             ValueError,
             r'segments\[1\] has shape \(2, 3\); expected b s with b=2, s=5',
         ),
+        (
+            {'chosen': jnp.ones((2, 5, 4, 3), bool)},
+            ValueError,
+            'chosen was given without block; expected both, or neither',
+        ),
+        ({'block': 2}, ValueError, 'block was given without chosen'),
+        ({'chosen': jnp.ones((2, 5, 4, 3), bool), 'block': 0}, ValueError, 'block is 0; expected at least 1'),
+        (
+            {'chosen': jnp.ones((2, 5, 4, 2), bool), 'block': 2},
+            ValueError,
+            r'chosen has shape \(2, 5, 4, 2\); expected b t g n with b=2, t=5, g=4, n=3',
+        ),
+        (
+            {'chosen': jnp.ones((2, 5, 4, 3)), 'block': 2},
+            TypeError,
+            'chosen has type float32 .*; expected truth values',
+        ),
+        (
+            {'chosen': jnp.ones((2, 5, 4, 3), bool), 'block': 2, 'causal': False},
+            ValueError,
+            'chosen needs a causal call with as many queries as keys; causal is False',
+        ),
+        (
+            {'chosen': jnp.ones((2, 5, 4, 3), bool), 'block': 2, 'segments': (ZEROS[..., 0, 0].astype(jnp.int32),) * 2},
+            ValueError,
+            'chosen with a pair of segments; expected one array',
+        ),
         ({'implementation': 'flash'}, ValueError, "implementation is 'flash'; expected None or one of"),
         ({'implementation': 'mosaic_gpu'}, NotImplementedError, "'mosaic_gpu' cannot serve: the platform is cpu"),
     ],
@@ -595,6 +632,11 @@ ZEROS = jnp.zeros((2, 5, 4, 8))
 def test_errors(arguments, error, message):
     with pytest.raises(error, match=message):
         attention(**{'q': ZEROS, 'k': ZEROS, 'v': ZEROS, **arguments})
+
+
+def test_factors_of_the_number_of_keys_count_those_in_chosen_blocks(path, comparison):
+    call = cases.call('chosen blocks of documents', weights=ScalableSoftmax(0.43))
+    check(comparison, 'counted in chosen blocks', call, cases.CASES['chosen blocks of documents'].sizes())
 
 
 @pytest.mark.parametrize('implementation', dispatch.PLATFORM)

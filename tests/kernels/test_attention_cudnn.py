@@ -74,6 +74,12 @@ def test_it_is_never_chosen_and_the_ledger_says_why():
         (A100, {}, {'causal': False, 'window': 3}, 'window is 3 and causal is False; expected a causal call'),
         (A100, {}, {'window': 3, 'sinks': 1}, 'sinks were given; expected none of bias, '),
         (A100, {}, {'slopes': np.ones(4, np.float32), 'sink_scores': np.ones(4, np.float32)}, 'slopes, sink_scores we'),
+        (
+            A100,
+            {},
+            {'chosen': np.ones((2, 128, 2, 2), bool), 'block': 64},
+            'chosen were given; expected none of bias, ',
+        ),
         (A100, {}, {'weights': maps.Sigmoid()}, 'the weights are Sigmoid.*; expected a softmax without a soft cap'),
         (A100, {}, {'weights': maps.Softmax(soft_cap=2.0)}, r'Softmax\(soft_cap=2.0\); expected a softmax without'),
         (A100, {'k': 256}, {}, 'heads have 256 channels; expected at most 128 on NVIDIA A100'),

@@ -79,7 +79,7 @@ def test_two_runs_give_the_same_bits(comparison):
 @pytest.mark.slow
 @pytest.mark.usefixtures('watched_for_races')
 @pytest.mark.parametrize('turns_from', [0, output_sm90.TURNS_FROM])
-@pytest.mark.parametrize('name', ['tiles', 'everything'])
+@pytest.mark.parametrize('name', ['tiles', 'everything', 'chosen blocks of documents'])
 def test_no_warpgroup_races_another(name, turns_from, comparison, monkeypatch):
     monkeypatch.setattr(output_sm90, 'TURNS_FROM', turns_from)
     check(comparison, name, cases.call(name, jnp.bfloat16), 'watched')
@@ -92,6 +92,12 @@ def shapes(k, v=None, g=16, b=4, t=8192, **others):
 
 
 SEGMENTS = {'segments': jax.ShapeDtypeStruct((4, 8192), jnp.int32)}
+
+
+def choices(g, block=64):
+    return {'chosen': jax.ShapeDtypeStruct((4, 8192, g, 8192 // block), bool), 'block': block}
+
+
 FEATURES = {
     'k=64': (shapes(64), {}),
     'k=128': (shapes(128), {}),
@@ -104,6 +110,7 @@ FEATURES = {
     'soft cap': (shapes(64), {'weights': maps.Softmax(soft_cap=30.0)}),
     'grouped heads': (shapes(128, g=2, log_forget=(4, 8192, 16)), {}),
     'bias of keys': (shapes(128, bias=(4, 1, 1, 8192)), {}),
+    'chosen blocks': (shapes(64, g=2), {**SEGMENTS, **choices(2)}),
     'other channels': (shapes(192, 80, t=1000), {}),
     'most channels': (shapes(256), {}),
     'documents, 64 channels': (shapes(64), SEGMENTS),
@@ -265,13 +272,16 @@ def test_steps_fit_shared_memory_and_registers():
         ({'v_dtype': jnp.float16}, 'have type bfloat16, float16; expected'),
         ({'k': 320}, 'k=320 and v=320 at 2 query heads a group; expected at most 256 channels'),
         ({'t': 0}, 't=0'),
+        ({'block': 4}, 'blocks have 4 keys; expected at least 5, of which a tile of 128 keys meets 30 or fewer'),
     ],
 )
 def test_refusals(arrays, message):
     dtype, k, t = arrays.get('dtype', jnp.bfloat16), arrays.get('k', 64), arrays.get('t', 16)
     q, key = jnp.zeros((1, t, 2, k), dtype), jnp.zeros((1, t, 1, k), dtype)
+    block = arrays.get('block')
+    options = {} if block is None else {'chosen': jnp.ones((1, t, 1, -(-t // block)), bool), 'block': block}
     with target.compiling_for(target.H100), pytest.raises(NotImplementedError, match=message):
-        attention(q, key, key.astype(arrays.get('v_dtype', dtype)), implementation='mosaic_gpu')
+        attention(q, key, key.astype(arrays.get('v_dtype', dtype)), **options, implementation='mosaic_gpu')
 
 
 @pytest.mark.parametrize('weights', [maps.Relu(), maps.SquaredRelu()], ids=lambda weights: type(weights).__name__)

@@ -162,6 +162,7 @@ def shapes(k, v=None, t=2048, s=None, g=16, dtype=jnp.bfloat16, **others):
 
 
 SEGMENTS = {'segments': jax.ShapeDtypeStruct((2, 2048), jnp.int32)}
+CHOICES = {'chosen': jax.ShapeDtypeStruct((2, 2048, 2, 32), bool), 'block': 64}
 FEATURES = {
     'float32': (shapes(64, dtype=jnp.float32), {}),
     'float16': (shapes(64, dtype=jnp.float16), {}),
@@ -169,6 +170,7 @@ FEATURES = {
     'documents': (shapes(128), SEGMENTS),
     'grouped heads': (shapes(16, g=2, log_forget=(2, 2048, 16)), {}),
     'bias of keys': (shapes(128, bias=(2, 1, 1, 2048)), {}),
+    'chosen blocks': (shapes(64, g=2), {**SEGMENTS, **CHOICES}),
     'other sizes': (shapes(100, 24, t=7, s=1001), {}),
     'everything': (
         shapes(256, g=2, log_forget=(2, 2048, 16), slopes=(16,), bias=(1, 16, 2048, 2048)),
@@ -244,13 +246,22 @@ def test_tiles_are_of_whole_registers_and_waste_little(monkeypatch):
             {},
             'its queries see keys in 263168 grid steps; expected at most 65536, from shorter rows or a',
         ),
+        (
+            512,
+            512,
+            {'chosen': jax.ShapeDtypeStruct((1, 512, 2, 32), bool), 'block': 16},
+            'blocks have 16 keys; expected at least 18, of which a tile of 512 keys meets 30 or fewer',
+        ),
     ],
 )
 def test_refusals(t, s, options, message, monkeypatch):
     monkeypatch.undo()
     q, k = jax.ShapeDtypeStruct((1, t, 2, 16), jnp.bfloat16), jax.ShapeDtypeStruct((1, s, 2, 16), jnp.bfloat16)
     with target.compiling_for(target.TPU_V5E), pytest.raises(NotImplementedError, match=message):
-        jax.eval_shape(lambda q, k: attention(q, k, k, **options, implementation='mosaic_tpu'), q, k)
+        arrays = {name: option for name, option in options.items() if isinstance(option, jax.ShapeDtypeStruct)}
+        fixed = {name: option for name, option in options.items() if name not in arrays}
+        run = lambda q, k, arrays: attention(q, k, k, **arrays, **fixed, implementation='mosaic_tpu')  # noqa: E731
+        jax.eval_shape(run, q, k, arrays)
 
 
 @pytest.mark.parametrize(('k', 'dtype', 'served'), [(1792, 'float32', True), (2048, 'float32', False)])

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 
 from attnlab.context import Context
 from attnlab.functional.attend import look
-from attnlab.functional.block_sparse import Blocks, Compressed, Located, attend_selected, scored
+from attnlab.functional.block_sparse import Blocks, Compressed, attend_selected, scored
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
 from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Reach
@@ -59,6 +59,7 @@ class BlockRoutedAttention(Mixer):
       blocks: how many of them a query reads, its own included.
       prelude: made as `prelude(dim, rngs=)`, one each for queries, keys and values, before rotations.
       position: how positions enter the scores; `None`: not at all.
+      implementation: of the core, which serves calls without a state; `None`: the default of the platform.
       rngs: draws the parameters.
     """
 
@@ -71,9 +72,11 @@ class BlockRoutedAttention(Mixer):
         blocks: int = 4,
         prelude: Callable[..., Prelude] | None = None,
         position: Rope | None = None,
+        implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
         self.heads, self.channels, self.position = heads, head_channels(dim, heads), position
+        self.implementation = implementation
         if position is not None:
             rotated_channels(self.channels, position.fraction)
         self.blocks = Blocks(block=block, stride=block, size=block, count=blocks, initial=0, local=1)
@@ -100,12 +103,14 @@ class BlockRoutedAttention(Mixer):
         firsts = jax.lax.cummax(jnp.where(document_starts(segments), slots, 0), axis=1)
         y = attend_selected(
             q,
-            jnp.swapaxes(keys, 1, 2),
-            jnp.swapaxes(values, 1, 2),
-            queries=Located(view.queries.places, jnp.take(firsts, view.queries.places, axis=1, mode='clip')),
+            keys,
+            values,
+            view,
+            firsts=jnp.take(firsts, view.queries.places, axis=1, mode='clip'),
             compressed=_means(keys, firsts, self.blocks),
             blocks=self.blocks,
             importance=scored,
+            implementation=self.implementation,
         )
         y = view.or_nan(self.output(y.reshape(x.shape)))
         return y, None if view.cache is None else BlockRoutedState(*view.cache, preludes)

@@ -134,7 +134,8 @@ class NativeSparseAttention(Mixer):
       position: how positions enter the scores; `None`: not at all.
       compressor: makes the maps of blocks of keys, and of values, as `compressor(channels, block=, rngs=)`.
       gate: makes the gates, as `gate(dim, features, rngs=)`.
-      implementation: of the core, which serves compressed blocks and window; `None`: the default of the platform.
+      implementation: of the core, which serves all three without a state, and compressed blocks and window with one;
+        `None`: the default of the platform.
       rngs: draws the parameters.
     """
 
@@ -207,7 +208,16 @@ class NativeSparseAttention(Mixer):
         windowed = attend(q, near.entries.keys, near.entries.values, near, implementation=self.implementation)
         reads = (
             self._read_compressed(q, compressed, here, view),
-            self._read_selected(q, view, compressed, here),
+            attend_selected(
+                q,
+                view.entries.keys,
+                view.entries.values,
+                view,
+                firsts=here.firsts,
+                compressed=compressed,
+                blocks=self.blocks,
+                implementation=self.implementation,
+            ),
             windowed,
         )
         gates = self.gate(x).reshape(batch, t, len(BRANCHES), self.heads, 1)
@@ -239,14 +249,6 @@ class NativeSparseAttention(Mixer):
 
     def _rotated(self, x: Float[Array, 'b t h k'], positions: Positions) -> Float[Array, 'b t h k']:
         return x if self.position is None else self.position.rotate(x, positions)
-
-    def _read_selected(self, q: Queries, view: View, compressed: Compressed, here: Located) -> Heads:
-        keys, values = view.entries.keys, view.entries.values
-        if self.blocks.selects_all(keys.shape[1]):
-            return attend(q, keys, values, view, implementation=self.implementation)
-        return attend_selected(
-            q, _swapped(keys), _swapped(values), queries=here, compressed=compressed, blocks=self.blocks
-        )
 
     def _compress(
         self, k: Keys, v: Values, positions: Positions, here: Located, before: NativeSparseState

@@ -19,8 +19,7 @@ SPARSE = {
             'Two key/value heads; heads must be a multiple of them. The paper gives no sizes for the networks that '
             'compress and gate, nor where positions enter: compressed keys are rotated as if at the start of their '
             'block, as in https://github.com/XunhaoLai/native-sparse-attention-triton, whose gates are one linear map '
-            '(OutputGate with a sigmoid). Kernels serve the compressed and the windowed branch; the selected one is '
-            'plain JAX everywhere.'
+            '(OutputGate with a sigmoid). With a state the selected branch is plain JAX.'
         ),
     ),
     'moba': Recipe(
@@ -31,11 +30,10 @@ SPARSE = {
         packed=True,
         small={'block': 4, 'blocks': 4},
         slow=True,
-        implementations=(),
         knobs={'heads': 'heads'},
         notes=(
             'Blocks of 256 tokens, of which a query reads four, as many key heads as query heads. Generated tokens '
-            'read as prompts do; the paper reads all keys there. Plain JAX everywhere.'
+            'read as prompts do; the paper reads all keys there. With a state it is plain JAX.'
         ),
     ),
 }

@@ -45,7 +45,7 @@ def key_gradients(
         batch, group, turn, warpgroup = (jax.lax.axis_index(name) for name in sm90.AXES)
         first = call.first(turn)
         mine = sm90.rows_from(first + warpgroup * ROWS)
-        steps = sm90.steps_of(call, operands, batch, first)
+        steps = sm90.steps_of(call, operands, batch, group, first)
         keys, values, totals, copied = scratch
 
         def around(loop: Any) -> None:
@@ -116,8 +116,14 @@ def key_gradients(
             )
 
         of_queries = {name: ref.at[batch if ref.shape[0] > 1 else 0] for name, ref in operands.queries.items()}
+        vectors = jax.tree.map(of_group, of_queries)
+        if operands.words is not None:
+            of_queries['words'] = operands.words.at[batch, group]
+            vectors['words'] = plgpu.BlockSpec(
+                (None, call.step), lambda member, turn: (first // PAD, steps.column(turn))
+            )
         given = jax.tree.map(lambda ref: ref.at[batch], given)
-        specs = (matrices(k), matrices(v), jax.tree.map(of_group, of_queries), jax.tree.map(of_group, given))
+        specs = (matrices(k), matrices(v), vectors, jax.tree.map(of_group, given))
         loop = sm90.over_columns(step, around, (r, steps.count), specs)
         loop(operands.q.at[batch], doutput.at[batch], of_queries, given)
 

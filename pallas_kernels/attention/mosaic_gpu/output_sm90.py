@@ -85,7 +85,7 @@ def weighted_sum(call: Call, arrays: Arrays, weighing: Weighing) -> tuple[jax.Ar
         group = head // (h // g)
         first = call.first(turn)
         mine = sm90.rows_from(first + warpgroup * ROWS)
-        steps = sm90.steps_of(call, operands, batch, first)
+        steps = sm90.steps_of(call, operands, batch, group, first)
         q, o, vectors, copied, turns = scratch
 
         def change() -> None:
@@ -130,7 +130,7 @@ def weighted_sum(call: Call, arrays: Arrays, weighing: Weighing) -> tuple[jax.Ar
             change()
             return carry[0], rows, multiply(call.here, weights, values, sums)
 
-        sm90.over_keys(step, around, call, operands, steps, batch, head, group)
+        sm90.over_keys(step, around, call, operands, steps, batch, head, group, first)
 
     vector = jax.ShapeDtypeStruct((b, h, t), jnp.float32)
     rows = (sm90.WARPGROUPS, ROWS)

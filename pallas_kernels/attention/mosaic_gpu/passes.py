@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import tiling, tuning
-from pallas_kernels.attention import vjp
+from pallas_kernels.attention import chosen, vjp
 from pallas_kernels.attention.maps import Relu, SquaredRelu, Statistics
 from pallas_kernels.attention.mosaic_gpu import output_sm90, sm90
 from pallas_kernels.attention.mosaic_gpu.key_gradients_sm90 import KeyGradients, key_gradients
@@ -25,6 +25,7 @@ from pallas_kernels.attention.problem import Operands, Rule, join_heads, segment
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.mosaic_gpu.padding import to_multiples
 from pallas_kernels.target import Target
+from pallas_kernels.tiling import AttentionTile
 
 UNBOUNDED = (Relu, SquaredRelu)
 """The maps whose weights, which kernels round to the type of the values, may be of any size."""
@@ -61,7 +62,7 @@ def refusal(here: Target, rule: Rule, operands: Operands) -> str | None:
         )
     if operands.dtype() != jnp.float32:
         return f'the call is computed in {operands.dtype()}; expected float32'
-    reason = segments_refusal(operands)
+    reason = segments_refusal(operands) or chosen.refusal(rule, PAD)
     if reason is not None:
         return reason
     if 0 in (b, t, s, k, v):
@@ -96,7 +97,7 @@ def _runtime() -> int | None:
 def _forward(here: Target, rule: Rule, operands: Operands, given: Statistics) -> vjp.Residuals:
     arrays, tile = _arrays(operands), _tile(here, rule, operands)
     call = _call(here, rule, operands, axis=0, step=tile.forward)
-    arrays = arrays._replace(reach=_reach(call, operands))
+    arrays = _within_reach(call, arrays, operands)
     if not rule.weights.surveys:
         output, statistics = output_sm90.weighted_sum(call, arrays, output_sm90.online(call))
         return vjp.Residuals(_output(output, operands), tuple(_rows(vector, operands) for vector in statistics))
@@ -120,11 +121,10 @@ def _backward(here: Target, rule: Rule, operands: Operands, kept: vjp.Residuals,
 
     # Every tile of the gradient of a bias must be written.
     call = _call(here, rule, operands, axis=0, step=tile.query_gradients, skips=arrays.bias is None)
-    reaching = arrays._replace(reach=_reach(call, operands))
-    of_queries = query_gradients(call, reaching, known, doutput)
+    of_queries = query_gradients(call, _within_reach(call, arrays, operands), known, doutput)
 
     call = _call(here, rule, operands, axis=1, step=tile.key_gradients)
-    arrays = arrays._replace(reach=_reach(call, operands))
+    arrays = _within_reach(call, arrays, operands)
     if arrays.bias is not None:
         arrays = arrays._replace(bias=arrays.bias.swapaxes(2, 3))
     turns = ((True, True),) if tile.together else ((True, False), (False, True))
@@ -143,7 +143,7 @@ def tiled_by(here: Target, rule: Rule, operands: Operands) -> str:
 def _sizes(rule: Rule, operands: Operands) -> dict[str, Any]:
     """The arguments of the rule of tiles."""
     k, v = (-(-array.shape[-1] // CHANNELS) * CHANNELS for array in (operands.k, operands.v))
-    added = sum(array is not None for array in (operands.query_forget, operands.slopes, operands.bias))
+    added = sum(array is not None for array in (operands.query_forget, operands.slopes, operands.bias, operands.chosen))
     return {
         'k': k,
         'v': v,
@@ -163,7 +163,22 @@ def _tile(here: Target, rule: Rule, operands: Operands) -> tiling.HopperAttentio
 
 def _call(here: Target, rule: Rule, operands: Operands, *, axis: int, step: int, skips: bool = True) -> Call:
     t, s = operands.q.shape[3], operands.k.shape[2]
-    return Call(here, rule, t, s, axis, step, operands.bias is not None, skips)
+    hides = operands.bias is not None or operands.chosen is not None
+    return Call(here, rule, t, s, axis, step, hides, skips)
+
+
+def _within_reach(call: Call, arrays: Arrays, operands: Operands) -> Arrays:
+    """The arrays of a kernel, with where documents are, or with what queries chose and in which tiles that is."""
+    if operands.chosen is None:
+        return arrays._replace(reach=_reach(call, operands))
+    tile = AttentionTile(PAD, call.step) if call.axis == 0 else AttentionTile(call.step, PAD)
+    found = chosen.words_of(operands, PAD)
+    lists = chosen.lists_of(call.rule, found, (call.t, call.s), tile, by=call.axis) if call.skips else None
+    words = to_multiples(found.words, (1, 1, 1, PAD))
+    if call.axis == 0:
+        words = words.reshape(*words.shape[:3], -1, sm90.ROWS)
+    keys = {**arrays.keys, 'bits': _vector(found.bits[:, None, None])}
+    return arrays._replace(keys=keys, words=words, lists=lists)
 
 
 def _reach(call: Call, operands: Operands) -> sm90.Reach | None:

@@ -46,7 +46,7 @@ def query_gradients(call: Call, arrays: Arrays, known: Known, doutput: jax.Array
         group = head // (h // g)
         first = call.first(turn)
         mine = sm90.rows_from(first + warpgroup * ROWS)
-        steps = sm90.steps_of(call, operands, batch, first)
+        steps = sm90.steps_of(call, operands, batch, group, first)
         q, do, places, copied = scratch
         places = jax.tree.map(lambda place: place.at[warpgroup], places)
 
@@ -101,7 +101,7 @@ def query_gradients(call: Call, arrays: Arrays, known: Known, doutput: jax.Array
             dq = multiply(call.here, found.q, keys, sums.q)
             return carry[0], found._replace(q=dq, scores=None)
 
-        sm90.over_keys(step, around, call, operands, steps, batch, head, group)
+        sm90.over_keys(step, around, call, operands, steps, batch, head, group, first)
 
     rows = (sm90.WARPGROUPS, ROWS)
     places = QueryGradients(

@@ -15,6 +15,7 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
+from pallas_kernels.attention.chosen import Lists
 from pallas_kernels.attention.maps import Block, Scaled
 from pallas_kernels.attention.problem import Rule
 from pallas_kernels.cost import Cost, computed_scores
@@ -74,6 +75,9 @@ class Arrays(NamedTuple):
       slopes: `h`, or `None`.
       bias: `b h t s` if it varies by query and by key, or `None`; `b h s t` where keys are the rows.
       reach: where documents are, or `None`: they may be anywhere, or there are none.
+      words: what queries chose, `b g n t` for tiles of `PAD` keys, or `None`; where keys are the columns
+        `b g n t/64 64`. The bit of every key is a vector of `keys`, 'bits'.
+      lists: the tiles that hold something chosen, or `None`: all may.
     """
 
     q: Any
@@ -84,6 +88,8 @@ class Arrays(NamedTuple):
     slopes: Any = None
     bias: Any = None
     reach: Reach | None = None
+    words: Any = None
+    lists: Lists | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +101,7 @@ class Call:
       s: keys, likewise.
       axis: the axis of a tile along which queries run.
       step: the columns of a tile, processed in one step.
-      hides: whether a bias may hide any key.
+      hides: whether a bias or choices may hide any key.
       skips: whether tiles hidden by positions or segments are skipped.
     """
 
@@ -313,6 +319,8 @@ def _visible(call: Call, queries: jax.Array, columns: jax.Array, parts: Parts) -
     if rule.window is not None:
         near = jnp.abs(distance) < rule.window
         visible &= near | (columns < rule.sinks) if rule.sinks else near
+    if 'words' in parts.queries:
+        visible &= (call.spread(parts.queries['words'], 0) & call.spread(parts.keys['bits'], 1)) != 0
     if 'segments' in parts.queries:
         visible &= call.spread(parts.queries['segments'], 0) == call.spread(parts.keys['segments'], 1)
     for bias in _biases(call, parts):
@@ -379,8 +387,12 @@ class Steps(NamedTuple):
     alike: Callable[[Any], Any]
 
 
-def steps_of(call: Call, operands: Arrays, batch: Any, first: Any) -> Steps:
+def steps_of(call: Call, operands: Arrays, batch: Any, group: Any, first: Any) -> Steps:
     """The steps of the rows from `first` on."""
+    if operands.lists is not None:
+        steps, tiles = operands.lists
+        block = (batch, group, first // PAD)
+        return Steps(steps[block], lambda step: tiles[*block, step], lambda tile: False)
     if operands.reach is None:
         no_documents = 'segments' not in operands.queries
         return Steps(*call.steps(first), lambda tile: no_documents)
@@ -410,10 +422,15 @@ def column_parts(
     masked: bool,
 ) -> Parts:
     """Adds what the columns of a tile contribute, their vectors in shared memory, and the bias of the tile."""
+    own = (
+        call.load(vectors['words'].at[place.query % PAD // ROWS], 0) if call.axis == 0 and 'words' in vectors else None
+    )
     read = {name: ref for name, ref in vectors.items() if masked or name != 'segments'}
-    loaded = {name: call.load(ref, 1 - call.axis) for name, ref in read.items()}
+    loaded = {name: call.load(ref, 1 - call.axis) for name, ref in read.items() if name != 'words' or own is None}
     if loaded:
         have_read()
+    if own is not None:
+        parts = parts._replace(queries={**parts.queries, 'words': own})
     if operands.bias is not None:
         down, across = (place.query, place.key) if call.axis == 0 else (place.key, place.query)
         tile = at(operands.bias, batch, head).at[rows_from(down), rows_from(across, call.step)]
@@ -483,18 +500,22 @@ def over_keys(
     batch: Any,
     head: Any,
     group: Any,
+    first: Any,
 ) -> None:
-    """Runs the loop over the tiles of keys that the queries of a head need; see `over_columns`.
+    """Runs the loop over the tiles of keys that the queries of a head need, from `first` on; see `over_columns`.
 
     `body(indices, keys, values, vectors, carry)` is one step; `group` is the head of the keys and values.
     """
     matrices = (matrix(call, ref.shape[3], steps.column) for ref in (operands.k, operands.v))
-    loop = over_columns(body, around, (steps.count,), (*matrices, vectors(operands.keys, call.step, steps.column)))
-    loop(
-        operands.k.at[batch, :, group],
-        operands.v.at[batch, :, group],
-        {name: at(ref, batch, head) for name, ref in operands.keys.items()},
-    )
+    specs = vectors(operands.keys, call.step, steps.column)
+    refs = {name: at(ref, batch, head) for name, ref in operands.keys.items()}
+    if operands.words is not None:
+        specs['words'] = plgpu.BlockSpec(
+            (None, WARPGROUPS, ROWS), lambda step: (steps.column(step) * call.step // PAD, first // PAD, 0)
+        )
+        refs['words'] = operands.words.at[batch, group]
+    loop = over_columns(body, around, (steps.count,), (*matrices, specs))
+    loop(operands.k.at[batch, :, group], operands.v.at[batch, :, group], refs)
 
 
 def matrix(call: Call, channels: int, tile: Callable[..., Any]) -> Any:

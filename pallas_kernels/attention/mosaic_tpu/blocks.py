@@ -40,6 +40,8 @@ def _visible(call: Call, step: Step, distance: jax.Array, values: Arrays) -> jax
         conditions.append((jnp.abs(distance) < rule.window) | (step.columns < rule.sinks))
     if 'query_segments' in values:
         conditions.append(values['query_segments'] == values['key_segments'])
+    if 'words' in values:
+        conditions.append((values['words'] & values['bits']) != 0)
     if 'bias' in values:
         # Not `!=`, which in kernels for TPUs is false of a NaN.
         conditions.append(~(values['bias'] == -jnp.inf))

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import tiling
-from pallas_kernels.attention import vjp
+from pallas_kernels.attention import chosen, vjp
 from pallas_kernels.attention.maps import Statistics
 from pallas_kernels.attention.mosaic_tpu.blocks import named
 from pallas_kernels.attention.mosaic_tpu.gradients import pull_bias, pull_keys, pull_queries
@@ -47,6 +47,9 @@ def refusal(here: Target, rule: Rule, operands: Operands) -> str | None:
     if reason is not None:
         return reason
     call = call_of(here, rule, operands)
+    reason = chosen.refusal(rule, call.tile.keys)
+    if reason is not None:
+        return reason
     if 0 in (*call.sizes.values(), operands.v.shape[3]):
         return 'there is nothing to compute; expected at least one row, head, query, key and channel of values'
     needed = _memory(call, operands)
@@ -134,6 +137,10 @@ def _inputs(call: Call, operands: Operands) -> Parts:
     if operands.query_segments is not None and operands.key_segments is not None:
         parts['query_segments'] = call.pad('bgr.t', operands.query_segments.astype(jnp.int32).swapaxes(3, 4))
         parts['key_segments'] = call.pad('bgr.s', operands.key_segments.astype(jnp.int32))
+    if operands.chosen is not None:
+        words, bits, _ = chosen.words_of(operands, call.tile.keys)
+        parts['words'] = call.pad('bgrn.t', words[:, :, None, :, None])
+        parts['bits'] = call.pad('bgr.s', bits[:, None, None, None])
     return parts
 
 

@@ -36,8 +36,8 @@ MEMORY = 64 * 2**20
 class Part(NamedTuple):
     """An array that a kernel sees tile by tile, and the letters of its dimensions.
 
-    A kernel sees one index of `b`, `g` and `r`, the only one where the size is 1, one tile of `t` and `s`, and all of
-    every other dimension, `.`.
+    A kernel sees one index of `b`, `g` and `r`, the only one where the size is 1, one tile of `t` and `s`, the index
+    `n` of a tile of `s`, and all of every other dimension, `.`.
     """
 
     letters: str
@@ -92,6 +92,7 @@ class Call:
     def pad(self, letters: str, array: jax.Array) -> Part:
         """An array with zeros behind its queries and its keys, up to whole tiles, as many as steps go over."""
         whole = {letter: size * self.together[letter] for letter, size in self.cut().items()}
+        whole['n'] = self.together['s']
         behind = [-n % whole.get(letter, 1) for letter, n in zip(letters, array.shape, strict=True)]
         return Part(letters, jnp.pad(array, [(0, n) for n in behind]))
 
@@ -287,8 +288,8 @@ class Sweep:
             inside(add, place, memory, masked=False, prepared=True)
             keep(following)
 
-        # A bias may hide any key; next to the six passes of a float32 product masks cost nothing.
-        distinguishes = 'bias' not in inputs and inputs['q'].array.dtype != jnp.float32
+        # A bias may hide any key, and so may choices; next to the six passes of a float32 product masks cost nothing.
+        distinguishes = not {'bias', 'words'} & set(inputs) and inputs['q'].array.dtype != jnp.float32
 
         def visit(place: Any, prepared: Any) -> jax.Array:
             some, every = self.sight(*block(place))
@@ -307,14 +308,16 @@ class Sweep:
     def _spec(self, part: Part) -> pl.BlockSpec:
         """How the tiles of an array are found."""
         letters, shape = part.letters, part.array.shape
+        _, moving, together = self.visits
         cut = self.call.cut()
-        cut[self.visits.moving] *= self.visits.together
-        sizes = {'b': None, 'g': None, 'r': None, **cut}
+        cut[moving] *= together
+        several = together if moving == 's' and together > 1 else None
+        sizes = {'b': None, 'g': None, 'r': None, 'n': several, **cut}
 
         def place(*places: Any) -> tuple[Any, ...]:
             *grid, queries, keys = places
             at = dict(zip(self.axes, grid, strict=True))
-            at |= {'t': queries[at['p']], 's': keys[at['p']], '.': 0}
+            at |= {'t': queries[at['p']], 's': keys[at['p']], 'n': keys[at['p']], '.': 0}
             return tuple(0 if n == 1 else at[letter] for letter, n in zip(letters, shape, strict=True))
 
         return pl.BlockSpec(tuple(sizes.get(letter, n) for letter, n in zip(letters, shape, strict=True)), place)
@@ -330,9 +333,10 @@ class Sweep:
         steps = pl.ds(pl.multiple_of(place * size, size), size)
         views = {}
         for name, part in inputs.items():
-            own = [letter for letter in part.letters if letter not in 'bgr']
-            at = tuple(steps if letter == moving else slice(None) for letter in own)
-            views[name] = sources[name].at[at] if moving in own else sources[name]
+            where: dict[str, Any] = {moving: steps} | ({'n': place} if moving == 's' else {})
+            own = [letter for letter in part.letters if letter not in ('bgr' if moving == 's' else 'bgrn')]
+            at = tuple(where.get(letter, slice(None)) for letter in own)
+            views[name] = sources[name].at[at] if set(where) & set(own) else sources[name]
         i, j = (together * tile + place if letter == moving else tile for letter, tile in (('t', queries), ('s', keys)))
         return i, j, views
 
@@ -374,6 +378,8 @@ class Sweep:
             )
             some &= (lowest <= most) & (least <= highest)
             every &= (lowest == highest) & (least == most) & (lowest == least)
+        if 'words' in sources:
+            some &= jnp.max(sources['words'][...]) > 0
         return some, every
 
 

@@ -13,7 +13,19 @@ import pallas_kernels
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import block_sparse
-from attnlab.functional.block_sparse import Blocks, Compressed, Located, attend_chosen, attend_selected
+from attnlab.functional.attend import look
+from attnlab.functional.block_sparse import (
+    Blocks,
+    Compressed,
+    Located,
+    attend_chosen,
+    attend_in_stream,
+    attend_selected,
+    scored,
+    weighed,
+)
+from attnlab.functional.cache import Entries
+from attnlab.functional.reach import Reach
 from attnlab.mixers.softmax.routed import NativeSparseAttention
 from attnlab.nn.gates import OutputGate
 from attnlab.nn.positions import Rope
@@ -137,7 +149,7 @@ def test_with_every_block_selected_the_branch_is_full_attention(monkeypatch: pyt
         )
 
         def selected(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            return attend_selected(
+            return attend_in_stream(
                 q,
                 jnp.swapaxes(k, 1, 2),
                 jnp.swapaxes(v, 1, 2),
@@ -155,6 +167,39 @@ def test_with_every_block_selected_the_branch_is_full_attention(monkeypatch: pyt
 
         for actual, expected in zip(measured(selected), measured(pallas_kernels.attention), strict=True):
             assert_close(actual, expected, dtype=jnp.float64, reduction=13 * 13, what='value and gradients')
+
+
+@pytest.mark.parametrize('importance', [weighed, scored])
+@pytest.mark.parametrize('documents', [None, ((1, 5), (2, 18))])
+def test_the_core_reads_what_is_read_in_a_stream(documents, importance, monkeypatch: pytest.MonkeyPatch):
+    """The same blocks for every query, whatever part of them is chosen at a time; gradients too."""
+    monkeypatch.setattr(block_sparse, 'CHOOSING', 7)
+    with jax.enable_x64(True):
+        ctx = Context.full(1, LENGTH) if documents is None else context(documents)
+        q, k, v = noise(1, LENGTH, 4, 8), noise(1, LENGTH, 2, 8, seed=1), noise(1, LENGTH, 2, 6, seed=2)
+        firsts = jnp.asarray([[0] * 5 + [5] * 18 if documents else [0] * LENGTH], jnp.int32)
+        blocks = Blocks(block=4, stride=4, size=4, count=3, initial=0, local=1)
+        ended, numbers = blocks.ends(jnp.arange(LENGTH, dtype=jnp.int32)[None] - firsts)
+        ends = jnp.where(ended, jnp.arange(LENGTH, dtype=jnp.int32)[None], -1)
+        summaries = noise(1, 2, LENGTH, 8, seed=3)
+        compressed = Compressed(summaries, summaries, ends, numbers)
+        view = look(Entries(k, v, ctx.segments_or_ones()), ctx, Reach())
+        options = {'compressed': compressed, 'blocks': blocks, 'importance': importance}
+        weights = noise(1, LENGTH, 4, 6, seed=4)
+
+        def measured(read) -> list[jax.Array]:
+            loss = jax.value_and_grad(lambda *arrays: jnp.vdot(weights, read(*arrays)), (0, 1, 2))
+            value, gradients = jax.jit(loss)(q, k, v)
+            return [value, *gradients]
+
+        def in_stream(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            return attend_in_stream(
+                q, jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), queries=Located(view.queries.places, firsts), **options
+            )
+
+        by_core = measured(lambda q, k, v: attend_selected(q, k, v, view, firsts=firsts, **options))
+        for actual, expected in zip(by_core, measured(in_stream), strict=True):
+            assert_close(actual, expected, dtype=jnp.float64, reduction=LENGTH * LENGTH, what='value and gradients')
 
 
 @pytest.mark.parametrize('tokens', [range(13), range(9, 13)])
