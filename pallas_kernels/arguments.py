@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import checkify
 
 _CHECKING: contextvars.ContextVar[bool] = contextvars.ContextVar('checking', default=False)
@@ -176,7 +175,9 @@ def check_integer(core: str, **arguments: jax.Array | None) -> None:
 
 def check_bool(core: str, **arguments: jax.Array | None) -> None:
     """Raises TypeError for an array that does not hold truth values."""
-    _check_kind(core, np.bool_, 'truth values', arguments)
+    for name, array in arguments.items():
+        if array is not None and array.dtype != jnp.bool_:
+            raise TypeError(f'{core}: {name} has type {array.dtype} and shape {array.shape}; expected bool')
 
 
 def _check_kind(core: str, kind: type, expected: str, arguments: Mapping[str, jax.Array | None]) -> None:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from pallas_kernels import tiling
 from pallas_kernels.attention.problem import Operands, Rule
@@ -81,12 +80,11 @@ def _packed(chosen: jax.Array) -> jax.Array:
 
     Half a word is a product with powers of two, which no unit rounds: a sum of bits along a short dimension is slow.
     """
-    n = chosen.shape[-1]
-    blocks = np.arange(n)
-    powers = np.zeros((2 * (-(-n // WORD) + 1), n), np.float32)
-    powers[blocks * 2 // WORD, blocks] = 2.0 ** (blocks % (WORD // 2))
+    n, half = chosen.shape[-1], WORD // 2
+    blocks, rows = jnp.arange(n, dtype=jnp.int32)[None], jnp.arange(2 * (-(-n // WORD) + 1), dtype=jnp.int32)[:, None]
+    powers = jnp.where(blocks // half == rows, _power(blocks % half), 0)
     # In the order in which callers have choices, which are larger than words.
-    factors = jnp.asarray(powers, jnp.bfloat16), jnp.moveaxis(chosen, 1, 2).astype(jnp.bfloat16)
+    factors = powers.astype(jnp.bfloat16), jnp.moveaxis(chosen, 1, 2).astype(jnp.bfloat16)
     halves = jnp.einsum('wn,btgn->wbtg', *factors, preferred_element_type=jnp.float32).astype(jnp.int32)
     return jnp.transpose(halves[::2] | jnp.left_shift(halves[1::2], WORD // 2), (1, 3, 0, 2))
 
@@ -117,14 +115,13 @@ def lists_of(rule: Rule, words: Words, sizes: tuple[int, int], tile: tiling.Atte
     return Lists(jnp.sum(visited, axis=-1, dtype=jnp.int32), jnp.argsort(~visited, axis=-1).astype(jnp.int32))
 
 
-def _visible(rule: Rule, t: int, s: int, tile: tiling.AttentionTile) -> np.ndarray:
+def _visible(rule: Rule, t: int, s: int, tile: tiling.AttentionTile) -> jax.Array:
     """Whether some query of a tile may see some key of one by their positions, tiles of queries first."""
     found = tiling.visible_tiles(t, s, tile, causal=rule.causal, window=rule.window, sinks=rule.sinks)
-    table = np.zeros((len(found), -(-s // tile.keys)), bool)
-    for row, parts in zip(table, found, strict=True):
-        for part in parts:
-            row[part.start : part.stop] = True
-    return table
+    ends = jnp.array([(sinks.stop, near.start, near.stop) for sinks, near in found], jnp.int32)
+    sinks, first, end = (column[:, None] for column in ends.T)
+    tiles = jnp.arange(-(-s // tile.keys), dtype=jnp.int32)[None]
+    return (tiles < sinks) | ((first <= tiles) & (tiles < end))
 
 
 def _tiles(array: jax.Array, tile: int) -> jax.Array:

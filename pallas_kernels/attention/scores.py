@@ -55,17 +55,16 @@ def visible(rule: Rule, block: Operands, place: Place) -> jax.Array:
     if block.bias is not None:
         seen &= block.bias != -jnp.inf
     if block.chosen is not None and block.key_blocks is not None:
-        seen &= _among(block.chosen, block.key_blocks)
+        seen &= _among(block.chosen, block.key_blocks, block.dtype())
     return seen
 
 
-def _among(chosen: jax.Array, key_blocks: jax.Array) -> jax.Array:
+def _among(chosen: jax.Array, key_blocks: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Which keys are in blocks that a query chose, `b g 1 t s`: by a product, as a gather moves a number a pair."""
     numbers = jnp.arange(chosen.shape[-1], dtype=key_blocks.dtype)[None, :, None]
-    inside = jnp.broadcast_to(
-        key_blocks[:, 0, 0] == numbers, (chosen.shape[0], *numbers.shape[1:2], key_blocks.shape[-1])
-    )
-    return jnp.einsum('bgrtn,bns->bgrts', chosen.astype(jnp.float32), inside.astype(jnp.float32)) > 0
+    inside = key_blocks[:, 0, 0] == numbers
+    inside = jnp.broadcast_to(inside, (chosen.shape[0], *inside.shape[1:]))
+    return jnp.einsum('bgrtn,bns->bgrts', chosen.astype(dtype), inside.astype(dtype)) > 0
 
 
 def _columns(place: Place) -> jax.Array:

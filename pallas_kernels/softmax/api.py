@@ -51,8 +51,7 @@ def softmax(x: jax.Array, *, where: jax.Array | None = None, implementation: str
 
 
 def _canonical_where(where: jax.Array, x: jax.Array) -> jax.Array:
-    if where.dtype != jnp.bool_:
-        raise TypeError(f'{CORE}: where has type {where.dtype} and shape {where.shape}; expected bool')
+    arguments.check_bool(CORE, where=where)
     shape = (1,) * (x.ndim - where.ndim) + where.shape
     if len(shape) != x.ndim or any(size not in (1, whole) for size, whole in zip(shape, x.shape, strict=True)):
         raise ValueError(f'{CORE}: where has shape {where.shape}; expected one broadcastable to x, {x.shape}')

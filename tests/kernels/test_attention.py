@@ -613,7 +613,7 @@ ZEROS = jnp.zeros((2, 5, 4, 8))
         (
             {'chosen': jnp.ones((2, 5, 4, 3)), 'block': 2},
             TypeError,
-            'chosen has type float32 .*; expected truth values',
+            'chosen has type float32 .*; expected bool',
         ),
         (
             {'chosen': jnp.ones((2, 5, 4, 3), bool), 'block': 2, 'causal': False},
