@@ -92,7 +92,7 @@ def _packed(chosen: jax.Array) -> jax.Array:
 def _from(packed: jax.Array, first: jax.Array, last: jax.Array) -> jax.Array:
     """The words `b g j t` of the blocks from `first` to `last` of every tile, `b j 1`, at most `BLOCKS` of them."""
     word, shift = first[:, None] // WORD, first[:, None] % WORD
-    low, high = (jnp.take_along_axis(packed, word + later, axis=2) for later in (0, 1))
+    low, high = (jnp.take_along_axis(packed, word + later, axis=2, mode='clip') for later in (0, 1))
     # In two steps: a shift by all bits of a number is not defined.
     whole = jax.lax.shift_right_logical(low, shift) | jnp.left_shift(jnp.left_shift(high, WORD - 1 - shift), 1)
     return whole & (_power(jnp.clip(last - first + 1, 0, BLOCKS)) - 1)[:, None]

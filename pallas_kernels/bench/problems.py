@@ -158,6 +158,33 @@ def _attention(z: Sizes) -> Iterator[Problem]:
         exponentials = (0, 0) if isinstance(weights, WITHOUT_EXPONENTIALS) else taken
         yield Problem('attention', f'{name}: {size}', arrays, contenders, flops, moved, result, exponentials)
 
+    ours = functools.partial(pallas_kernels.attention, chosen=_choices(b, t, h), block=BLOCK)
+    contenders = {OURS: ours, **_forms(ours), 'all keys': pallas_kernels.attention}
+    pairs = b * h * sum(_read(i) for i in range(t))
+    flops, taken = 4 * pairs * z.k, (pairs, taken[1] // taken[0] * pairs)
+    yield Problem('attention', f'chosen blocks of {BLOCK}: {size}', arrays, contenders, flops, moved, result, taken)
+
+
+BLOCK, CHOSEN = 64, 16
+"""Keys of a block, and how many blocks a query chooses of those up to its own."""
+
+
+def _choices(b: int, t: int, g: int) -> jax.Array:
+    """The first, the query's own and the one before it, and others by chance, the same for 64 queries in a row."""
+    blocks = -(-t // BLOCK)
+    own, number = jnp.arange(blocks)[:, None], jnp.arange(blocks)[None]
+    drawn = jax.random.uniform(jax.random.key(3), (b, g, blocks, blocks))
+    drawn = jnp.where((number == 0) | (number >= own - 1), 2.0, drawn)
+    drawn = jnp.where(number <= own, drawn, -1.0)
+    place = jnp.argsort(jnp.argsort(-drawn, axis=-1), axis=-1)
+    chosen = (place < CHOSEN) & (drawn >= 0)
+    return jnp.repeat(jnp.moveaxis(chosen, 1, 2), BLOCK, axis=1)[:, :t]
+
+
+def _read(query: int) -> int:
+    """How many keys it sees."""
+    return min(query + 1, (CHOSEN - 1) * BLOCK + query % BLOCK + 1)
+
 
 def _library_attention() -> dict[str, Contender]:
     def library(q: jax.Array, k: jax.Array, v: jax.Array, *, implementation: Any = None) -> jax.Array:
