@@ -9,12 +9,12 @@ from pallas_kernels.matrix_state import differentiation
 from pallas_kernels.matrix_state.differentiation import Outputs, Passes
 
 
-def differentiable(passes: Passes) -> Callable[..., Outputs]:
+def differentiable(passes: Passes, heads_axis: int = 1) -> Callable[..., Outputs]:
     """Returns the form on the arguments of `reference.diagonal_low_rank`: a and b are what key channels have besides.
 
     Where b is `None`, and k serves in its place, the form is given a alone.
     """
-    run = differentiation.differentiable(passes)
+    run = differentiation.differentiable(passes, heads_axis)
 
     def diagonal_low_rank(
         q: jax.Array, k: jax.Array, v: jax.Array, a: jax.Array, b: jax.Array | None, *others: Any

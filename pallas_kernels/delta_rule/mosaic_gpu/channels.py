@@ -17,7 +17,7 @@ from pallas_kernels.matrix_state.differentiation import Arrays, Outputs
 from pallas_kernels.matrix_state.mosaic_gpu import channel_decays
 from pallas_kernels.matrix_state.mosaic_gpu.channel_decays import Steps, Weights
 from pallas_kernels.matrix_state.mosaic_gpu.inputs import Inputs, inputs_of, of_steps, strengths
-from pallas_kernels.matrix_state.mosaic_gpu.reads import FORWARD, read_weighed
+from pallas_kernels.matrix_state.mosaic_gpu.reads import FORWARD, queries, read_weighed
 from pallas_kernels.matrix_state.mosaic_gpu.sweep import Sweep, sweep
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import HEADS_FIRST, TIME_FIRST, fill
 from pallas_kernels.matrix_state.mosaic_gpu.weighed_gradients import Erasing, state_gradients
@@ -60,7 +60,7 @@ def backward(here: Target, arrays: Arrays, scale: float, kept: None, gradients: 
     chunks = _chunks(here, call, keep=True)
     does, factor, solved = chunks
     states, values, _ = _states(here, call, chunks)
-    within, do = weighed.queries(here, does.among, TIME_FIRST.fill(gradients[0]), scale)
+    within, do = queries(here, does.among, TIME_FIRST.fill(gradients[0]), scale)
     given = Sweep(reads=does.writes, adds=solved.reads, values=within, more=(does.q, do))
     dstates, dvalues, dstate = sweep(here, given, factor[:, :, :, None], fill(gradients[1]), backward=True)
     dv_type = inputs.type_of_gradient(arrays.v)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.cost import Cost
 from pallas_kernels.matrix_state.decays import COUNT, REACH, WRITE
-from pallas_kernels.matrix_state.mosaic_gpu.inverse import DOUBLINGS, parts, put, solved
+from pallas_kernels.matrix_state.mosaic_gpu.inverse import DOUBLINGS, both, parts, put, solved
 from pallas_kernels.matrix_state.mosaic_gpu.reads import BACKWARD, FORWARD, decays_between, times
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     NAMED_LAYOUTS,
@@ -28,6 +28,7 @@ from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     hidden_zero,
     iota,
     load,
+    send,
     shared_tile,
     swizzled,
 )
@@ -295,12 +296,6 @@ def missing(
     )
 
 
-def both(here: Target, left: Any, right: Any) -> jax.Array:
-    """The product with a left factor in two parts."""
-    (found,) = accumulate(here, (None, [(left[1], right), (left[0], right)]))
-    return found
-
-
 def _tiles(ref: Any) -> list[Any]:
     """The tiles of channels of a chunk."""
     return [ref.at[:, pl.ds(start, TILE)] for start in range(0, ref.shape[1], TILE)]
@@ -309,9 +304,3 @@ def _tiles(ref: Any) -> list[Any]:
 def _copy(sources: Any, tiles: Any, arrived: Any) -> None:
     for source, tile in zip(sources, tiles, strict=True):
         plgpu.copy_gmem_to_smem(source, tile, arrived)
-
-
-def send(tile: Any, out: Any) -> None:
-    """Starts a copy to global memory, of what all threads wrote."""
-    plgpu.commit_smem()
-    plgpu.copy_smem_to_gmem(tile, out)

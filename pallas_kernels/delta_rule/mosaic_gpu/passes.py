@@ -1,7 +1,7 @@
 """The Pallas forms of `delta_rule` for Hopper GPUs.
 
 With one decay a head and step, or none, they are the passes of `scalar`, with decays of key channels those of
-`channels`. With erase keys of their own they are those of `matrix_state.mosaic_gpu.rule`.
+`channels`. With erase keys of their own they are those of `diagonal_low_rank`.
 """
 
 import functools
@@ -14,7 +14,7 @@ from pallas_kernels.delta_rule import erasing, vjp
 from pallas_kernels.delta_rule.mosaic_gpu import channels, chunks, scalar
 from pallas_kernels.diagonal_low_rank.mosaic_gpu.passes import form as diagonal_low_rank
 from pallas_kernels.matrix_state.differentiation import Outputs, Passes
-from pallas_kernels.matrix_state.mosaic_gpu import rule
+from pallas_kernels.matrix_state.mosaic_gpu.refusal import of_columns
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import TIME_FIRST
 from pallas_kernels.target import Target
 
@@ -32,7 +32,7 @@ def refusal(
     if not erase and not _of_channels(log_decay) and state.shape[3] > chunks.MOST:
         expected = f'at most {chunks.MOST} with one decay a head, as one program holds all of a chunk'
         return f'v has {state.shape[3]} channels; expected {expected}'
-    return rule.refusal(here, q, k, v, log_decay, state, *erase)
+    return of_columns(here, q, k, v, log_decay, state, *erase)
 
 
 @functools.lru_cache

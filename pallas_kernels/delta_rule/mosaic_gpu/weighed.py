@@ -16,10 +16,9 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_kernels.cost import Cost
-from pallas_kernels.delta_rule.mosaic_gpu.chunks import both, send
 from pallas_kernels.matrix_state.mosaic_gpu.channel_decays import Weights
-from pallas_kernels.matrix_state.mosaic_gpu.inverse import DOUBLINGS, parts, put, solved
-from pallas_kernels.matrix_state.mosaic_gpu.reads import GRID, times
+from pallas_kernels.matrix_state.mosaic_gpu.inverse import DOUBLINGS, both, multiplied, parts, put, solved
+from pallas_kernels.matrix_state.mosaic_gpu.reads import GRID
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     NAMED_LAYOUTS,
     TILE,
@@ -27,12 +26,13 @@ from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     along,
     along_channels,
     load,
+    send,
     shared_tile,
     zeros,
     zeros_of_rows,
 )
 from pallas_kernels.mosaic_gpu import launch
-from pallas_kernels.mosaic_gpu.products_sm90 import accumulate, multiply
+from pallas_kernels.mosaic_gpu.products_sm90 import accumulate
 from pallas_kernels.target import Target
 
 
@@ -75,18 +75,9 @@ def solve(here: Target, does: Weights, v: jax.Array, beta: jax.Array, *, keep: b
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             put(factor, found * along(betas, 0, 1))
 
-            def multiplied(source: Any, sign: float, target: Any) -> None:
-                def step(turn: Any, tile: Any, _: Any) -> tuple[()]:
-                    product = times(sign, both(here, factor, tile))
-                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                    out[...] = product.astype(dtype)
-                    send(out, target.at[at, head, steps, pl.ds(turn[0] * TILE, TILE)])
-                    return ()
-
-                along_channels(step, target.shape[3] // TILE, (), (source, lambda part: (chunk, part)))
-
-            multiplied(keys_ref.at[at, head], -1.0, outs[1])
-            multiplied(TIME_FIRST.of_group(v_ref, at, head, h, v), 1.0, outs[0])
+            written, reads = (ref.at[at, head, steps] for ref in outs[:2])
+            multiplied(here, factor, keys_ref.at[at, head], chunk, reads, out, -1.0)
+            multiplied(here, factor, TIME_FIRST.of_group(v_ref, at, head, h, v), chunk, written, out)
             plgpu.wait_smem_to_gmem(0)
 
         pair = [shared_tile(jnp.bfloat16)] * 2
@@ -112,51 +103,6 @@ def solve(here: Target, does: Weights, v: jax.Array, beta: jax.Array, *, keep: b
         compiler_params=NAMED_LAYOUTS,
     )(does.erased, does.k, v, beta)
     return Solved(written, reads, tuple(inverse))
-
-
-def queries(here: Target, among: jax.Array, do: jax.Array, scale: float) -> tuple[jax.Array, jax.Array]:
-    """The gradients of the values that steps write, from reads in the same chunk, and those of outputs, `b h t v`.
-
-    Both for gradients of outputs `b t h v`, which are multiplied by `scale`.
-    """
-    b, h, t, _ = among.shape
-    dtype, width = do.dtype, do.shape[3]
-
-    def body(among_ref: Any, do_ref: Any, within_ref: Any, scaled_ref: Any) -> None:
-        at, head, chunk = (jax.lax.axis_index(name) for name in GRID[:3])
-        steps = pl.ds(chunk * TILE, TILE)
-
-        def run(weights: Any, within: Any, scaled: Any, arrived: Any) -> None:
-            plgpu.copy_gmem_to_smem(among_ref.at[at, head, steps], weights, arrived)
-            plgpu.barrier_wait(arrived)
-
-            def step(turn: Any, given: Any, _: Any) -> tuple[()]:
-                found = times(scale, multiply(here, weights.transpose((1, 0)), given))
-                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                within[...] = found.astype(dtype)
-                scaled[...] = times(scale, load(given)).astype(dtype)
-                plgpu.commit_smem()
-                channels = pl.ds(turn[0] * TILE, TILE)
-                for tile, ref in ((within, within_ref), (scaled, scaled_ref)):
-                    plgpu.copy_smem_to_gmem(tile, ref.at[at, head, steps, channels])
-                return ()
-
-            source = TIME_FIRST.of_head(do_ref, at, head)
-            along_channels(step, width // TILE, (), (source, lambda part: (chunk, part)))
-            plgpu.wait_smem_to_gmem(0)
-
-        pl.run_scoped(run, *[shared_tile(dtype)] * 3, plgpu.Barrier())
-
-    return launch.kernel(
-        body,
-        here,
-        out_type=(jax.ShapeDtypeStruct((b, h, t, width), dtype),) * 2,
-        name='delta_rule_queries_weighed',
-        cost=Cost(2 * b * h * t * TILE * width),
-        grid=(b, h, t // TILE),
-        grid_names=GRID[:3],
-        compiler_params=NAMED_LAYOUTS,
-    )(among, do)
 
 
 class Within(NamedTuple):

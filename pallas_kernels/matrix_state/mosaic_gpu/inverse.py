@@ -1,4 +1,4 @@
-"""The inverse of the triangular matrices of chunks on Hopper GPUs, in kernels and as kernels of its own with gradients.
+"""The inverse of the triangular matrices of chunks in kernels for Hopper GPUs, and products with it.
 
 The diagonal blocks of 2, 4, 8, ... steps are inverted in products alone, each from two of the size before, as in
 `matrix_state.inverse`: substitution, block by block, which stays accurate where powers of the matrix would grow. A
@@ -6,8 +6,6 @@ factor is two bfloat16 parts, a product three of these. Of 16 bits errors leave 
 inverse is multiplied with then keeps 10.
 """
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,32 +13,13 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_kernels.cost import Cost
-from pallas_kernels.matrix_state.mosaic_gpu.tiles import NAMED_LAYOUTS, TILE, iota, load, shared_tile, write
-from pallas_kernels.mosaic_gpu import launch
+from pallas_kernels.matrix_state.mosaic_gpu.reads import times
+from pallas_kernels.matrix_state.mosaic_gpu.tiles import TILE, along_channels, iota, send
 from pallas_kernels.mosaic_gpu.products_sm90 import accumulate
 from pallas_kernels.target import Target
 
 DOUBLINGS = 5
 """From blocks of 2 steps to one of 64."""
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def inverse(here: Target, strict: jax.Array) -> jax.Array:
-    """Returns `(I + strict)^{-1}`, float32 `b h l c c`, of matrices that are zero on the diagonal and above."""
-    return _call(here, 'matrix_state_inverse', 2 * DOUBLINGS, solved, strict)
-
-
-def _save(here: Target, strict: jax.Array) -> tuple[jax.Array, jax.Array]:
-    found = inverse(here, strict)
-    return found, found
-
-
-def _pull(here: Target, found: jax.Array, dfound: jax.Array) -> tuple[jax.Array]:
-    return (_call(here, 'matrix_state_inverse_gradients', 2, _gradients, found, dfound),)
-
-
-inverse.defvjp(_save, _pull)
 
 
 def solved(here: Target, given: Any, first: Any, second: Any, origin: Any, strict: jax.Array) -> jax.Array:
@@ -91,53 +70,20 @@ def _three_products(here: Target, left: Any, right: Any) -> jax.Array:
     return found
 
 
-def _gradients(here: Target, first: Any, second: Any, third: Any, found: jax.Array, dfound: jax.Array) -> jax.Array:
-    put(first, dfound)
-    put(second, found)
-    put(third, _three_products(here, first, _transposed(second)))
-    dstrict = _three_products(here, _transposed(second), third)
-    return jnp.where(iota(0) > iota(1), -dstrict, 0.0)
+def both(here: Target, left: Any, right: Any) -> jax.Array:
+    """The product with a left factor in two parts."""
+    (found,) = accumulate(here, (None, [(left[1], right), (left[0], right)]))
+    return found
 
 
-def _transposed(tiles: Any) -> list[Any]:
-    return [tile.transpose((1, 0)) for tile in tiles]
+def multiplied(here: Target, factor: Any, source: Any, chunk: Any, target: Any, out: Any, scale: float = 1.0) -> None:
+    """Writes the products of a factor in two parts with the tiles of a chunk, by way of a tile of shared memory."""
 
+    def step(turn: Any, tile: Any, _: Any) -> tuple[()]:
+        product = times(scale, both(here, factor, tile))
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        out[...] = product.astype(out.dtype)
+        send(out, target.at[:, pl.ds(turn[0] * TILE, TILE)])
+        return ()
 
-def _call(here: Target, name: str, products: int, compute: Callable[..., jax.Array], *matrices: jax.Array) -> jax.Array:
-    """The matrix that a program of its own computes for every chunk, from those of the chunk."""
-    b, h, chunks, *_ = matrices[0].shape
-    given = [matrix.reshape(b, h, chunks * TILE, TILE) for matrix in matrices]
-
-    def body(*refs: Any) -> None:
-        at, head, chunk = (jax.lax.axis_index(name) for name in ('b', 'h', 'chunk'))
-        *taken, out = (ref.at[at, head, pl.ds(chunk * TILE, TILE)] for ref in refs)
-
-        def run(tiles: Any, factors: Any, arrived: Any) -> None:
-            for ref, tile in zip(taken, tiles, strict=True):
-                plgpu.copy_gmem_to_smem(ref, tile, arrived)
-            plgpu.barrier_wait(arrived)
-            # The first number of a matrix that is zero on the diagonal.
-            origin = [taken[0][0, 0].astype(jnp.int32)] if compute is solved else []
-            found = compute(here, *factors, *origin, *(load(tile) for tile in tiles))
-            # Every thread has read the numbers in whose place it writes.
-            tiles[0][...] = found
-            write(tiles[0], out)
-
-        pl.run_scoped(
-            run,
-            [shared_tile(jnp.float32)] * len(given),
-            [[shared_tile(jnp.bfloat16)] * 2] * 3,
-            plgpu.Barrier(num_arrivals=len(given)),
-        )
-
-    found = launch.kernel(
-        body,
-        here,
-        out_type=jax.ShapeDtypeStruct(given[0].shape, jnp.float32),
-        name=name,
-        cost=Cost(flops=3 * products * 2 * b * h * chunks * TILE**3),
-        grid=(b, h, chunks),
-        grid_names=('b', 'h', 'chunk'),
-        compiler_params=NAMED_LAYOUTS,
-    )(*given)
-    return found.reshape(matrices[0].shape)
+    along_channels(step, target.shape[1] // TILE, (), (source, lambda part: (chunk, part)))

@@ -1,5 +1,6 @@
 """The kernels that compute the reads of all chunks at once: of steps of the same chunk, and of the state before it."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,10 +14,12 @@ from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     HEADS_FIRST,
     NAMED_LAYOUTS,
     TILE,
+    TIME_FIRST,
     Layout,
     along,
     along_channels,
     iota,
+    load,
     shared_tile,
     spread,
     write,
@@ -116,6 +119,14 @@ def read(
     )(x, y, z, states, numbers)
 
 
+class Read(NamedTuple):
+    """What else is read of the steps of a chunk: by weights, `b h t c`, of values z, in their layout."""
+
+    weights: jax.Array
+    z: jax.Array
+    layout: Layout
+
+
 def read_weighed(
     here: Target,
     direction: Direction,
@@ -126,25 +137,31 @@ def read_weighed(
     out_dtype: Any,
     layouts: tuple[Layout, Layout] = (HEADS_FIRST, HEADS_FIRST),
     scale: float = 1.0,
+    more: Sequence[Read] = (),
 ) -> jax.Array:
     """`scale (weights z + x state)` of every chunk; going backward the weights, `b h t c`, are transposed.
 
-    `layouts` are those of z and of the result; x is `b h t k`.
+    `layouts` are those of z and of the result; x is `b h t k`. Weights times z of `more` are added.
     """
     of_values, of_result = layouts
     b, h, count, k, v = states.shape
+    reads = [Read(weights, z, of_values), *more]
 
-    def body(weights_ref: Any, z_ref: Any, x_ref: Any, states_ref: Any, out_ref: Any) -> None:
+    def body(weights_ref: Any, z_ref: Any, x_ref: Any, states_ref: Any, *refs: Any) -> None:
+        *more_refs, out_ref = refs
+        sources = list(zip([weights_ref, *more_refs[::2]], [z_ref, *more_refs[1::2]], reads, strict=True))
         at, head, chunk, column = (jax.lax.axis_index(name) for name in GRID)
         steps, channels = pl.ds(chunk * TILE, TILE), pl.ds(column * TILE, TILE)
 
         def step(_: Any, x_tile: Any, state: Any, sums: tuple[Any]) -> tuple[Any]:
             return (multiply(here, x_tile, state, sums[0]),)
 
-        def run(weights_tile: Any, z_tile: Any, out: Any, arrived: Any) -> None:
-            plgpu.copy_gmem_to_smem(weights_ref.at[at, head, steps], weights_tile, arrived)
-            plgpu.copy_gmem_to_smem(of_values.of_group(z_ref, at, head, h, z).at[steps, channels], z_tile, arrived)
-            (before,) = along_channels(
+        def run(tiles: Any, out: Any, arrived: Any) -> None:
+            for (of_weights, of_z, read), (left, right) in zip(sources, tiles, strict=True):
+                plgpu.copy_gmem_to_smem(of_weights.at[at, head, steps], left, arrived)
+                values = read.layout.of_group(of_z, at, head, h, read.z).at[steps, channels]
+                plgpu.copy_gmem_to_smem(values, right, arrived)
+            (total,) = along_channels(
                 step,
                 k // TILE,
                 (zeros(),),
@@ -152,16 +169,17 @@ def read_weighed(
                 (states_ref.at[at, head, chunk], lambda part: (part, column)),
             )
             plgpu.barrier_wait(arrived)
-            left = weights_tile.transpose((1, 0)) if direction.backward else weights_tile
-            out[...] = times(scale, multiply(here, left, z_tile, before)).astype(out_dtype)
+            for left, right in tiles:
+                left = left.transpose((1, 0)) if direction.backward else left
+                total = multiply(here, left, right, total)
+            out[...] = times(scale, total).astype(out_dtype)
             write(out, of_result.of_head(out_ref, at, head).at[steps, channels])
 
         pl.run_scoped(
             run,
-            shared_tile(weights.dtype),
-            shared_tile(z.dtype),
+            [(shared_tile(read.weights.dtype), shared_tile(read.z.dtype)) for read in reads],
             shared_tile(out_dtype),
-            plgpu.Barrier(num_arrivals=2),
+            plgpu.Barrier(num_arrivals=2 * len(reads)),
         )
 
     return launch.kernel(
@@ -169,11 +187,56 @@ def read_weighed(
         here,
         out_type=jax.ShapeDtypeStruct(of_result.shape(b, h, count * TILE, v), out_dtype),
         name='matrix_state_read_weighed',
-        cost=Cost(2 * b * h * count * TILE * v * (TILE + k)),
+        cost=Cost(2 * b * h * count * TILE * v * (TILE * len(reads) + k)),
         grid=(b, h, count, v // TILE),
         grid_names=GRID,
         compiler_params=NAMED_LAYOUTS,
-    )(weights, z, x, states)
+    )(weights, z, x, states, *(array for read in more for array in read[:2]))
+
+
+def queries(here: Target, among: jax.Array, do: jax.Array, scale: float) -> tuple[jax.Array, jax.Array]:
+    """The gradients of the values that steps write, from reads in the same chunk, and those of outputs, `b h t v`.
+
+    Both for gradients of outputs `b t h v`, which are multiplied by `scale`.
+    """
+    b, h, t, _ = among.shape
+    dtype, width = do.dtype, do.shape[3]
+
+    def body(among_ref: Any, do_ref: Any, within_ref: Any, scaled_ref: Any) -> None:
+        at, head, chunk = (jax.lax.axis_index(name) for name in GRID[:3])
+        steps = pl.ds(chunk * TILE, TILE)
+
+        def run(weights: Any, within: Any, scaled: Any, arrived: Any) -> None:
+            plgpu.copy_gmem_to_smem(among_ref.at[at, head, steps], weights, arrived)
+            plgpu.barrier_wait(arrived)
+
+            def step(turn: Any, given: Any, _: Any) -> tuple[()]:
+                found = times(scale, multiply(here, weights.transpose((1, 0)), given))
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                within[...] = found.astype(dtype)
+                scaled[...] = times(scale, load(given)).astype(dtype)
+                plgpu.commit_smem()
+                channels = pl.ds(turn[0] * TILE, TILE)
+                for tile, ref in ((within, within_ref), (scaled, scaled_ref)):
+                    plgpu.copy_smem_to_gmem(tile, ref.at[at, head, steps, channels])
+                return ()
+
+            source = TIME_FIRST.of_head(do_ref, at, head)
+            along_channels(step, width // TILE, (), (source, lambda part: (chunk, part)))
+            plgpu.wait_smem_to_gmem(0)
+
+        pl.run_scoped(run, *[shared_tile(dtype)] * 3, plgpu.Barrier())
+
+    return launch.kernel(
+        body,
+        here,
+        out_type=(jax.ShapeDtypeStruct((b, h, t, width), dtype),) * 2,
+        name='matrix_state_queries_weighed',
+        cost=Cost(2 * b * h * t * TILE * width),
+        grid=(b, h, t // TILE),
+        grid_names=GRID[:3],
+        compiler_params=NAMED_LAYOUTS,
+    )(among, do)
 
 
 def times(scale: float, total: jax.Array) -> jax.Array:

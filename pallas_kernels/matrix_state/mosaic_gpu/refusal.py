@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import tiling
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import TILE
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.target import Target
@@ -33,3 +34,18 @@ def refusal(
         return f'q and k have {channels} channels; expected at most {MOST} with decays of their own'
     grid = launch.grid_refusal(b=b, h=h, chunks=-(-q.shape[1] // TILE), columns=-(-columns // TILE))
     return grid or launch.capability_refusal(here)
+
+
+def of_columns(
+    here: Target,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    log_decay: jax.Array | None,
+    state: jax.Array,
+    *others: jax.Array,
+) -> str | None:
+    """The reason why the call cannot be served where one program sweeps over all key channels, or `None`."""
+    if tiling.delta_rule_hopper(state.shape[2], 3) is None:
+        return f'q and k have {state.shape[2]} channels; expected at most 256, as one program holds a whole column'
+    return refusal(here, q, k, v, log_decay, state, *others)

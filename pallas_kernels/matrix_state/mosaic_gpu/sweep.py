@@ -49,12 +49,13 @@ def sweep(
     *,
     backward: bool,
     layout: Layout = HEADS_FIRST,
+    of_more: Layout | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The state, `b h l k v`, before every chunk, the sums, in the layout of the inputs, and the last state.
 
-    `sums = values + reads S`, `S = factor S + adds^T sums`, plus `more`; `factor` is `b h l 1 k` or, for all
-    key channels, `b h l 1 1`. A program carries a column of tiles
-    of the state, all its key channels, in float32 registers, through all chunks.
+    `sums = values + reads S`, `S = factor S + adds^T sums`, plus `more`, whose values are in the layout `of_more` where
+    heads may share them; `factor` is `b h l 1 k` or, for all key channels, `b h l 1 1`. A program carries a column of
+    tiles of the state, all its key channels, in float32 registers, through all chunks.
     """
     b, h, k, v = state.shape
     dtype, parts = given.values.dtype, k // TILE
@@ -71,9 +72,11 @@ def sweep(
         def place(turn: Any) -> Any:
             return count - 1 - turn if backward else turn
 
-        def tiles(ref: Any, index: Any) -> tuple[Any, plgpu.BlockSpec]:
+        def tiles(ref: Any, index: Any, *, shared: Any = None) -> tuple[Any, plgpu.BlockSpec]:
             transforms = swizzled(dtype)
             spec = plgpu.BlockSpec((TILE, TILE), lambda turn: (place(turn), index), transforms=transforms)
+            if shared is not None and of_more is not None:
+                return of_more.of_group(ref, at, head, h, shared), spec
             return layout.of_head(ref, at, head), spec
 
         def tile_of(part: int) -> tuple[Any, Any]:
@@ -112,7 +115,7 @@ def sweep(
                 (factors_ref.at[at, head], plgpu.BlockSpec((1, parts, TILE), lambda turn: (place(turn), 0, 0))),
                 tiles(values_ref, column),
                 *(tiles(ref, part) for ref in (reads_ref, adds_ref, *more_refs[:1]) for part in range(parts)),
-                *(tiles(ref, column) for ref in more_refs[1:]),
+                *(tiles(ref, column, shared=array) for ref, array in zip(more_refs[1:], given.more[1:], strict=True)),
             ]
             last = plgpu.emit_pipeline(
                 step,
@@ -151,3 +154,12 @@ def sweep(
         compiler_params=NAMED_LAYOUTS,
     )(given.reads, given.adds, given.values, *given.more, factors, state)
     return states.reshape(b, h, count, k, v), sums, final
+
+
+def tiled_by(
+    here: Target, q: jax.Array, k: jax.Array, v: jax.Array, log_decay: jax.Array | None, state: jax.Array, *_: jax.Array
+) -> str:
+    """Where the tiles of a call are from, see `tuning.source`: a table if those of either direction are."""
+    channels = -(-state.shape[2] // TILE) * TILE
+    found = [tuning.source(here, tiling.delta_rule_hopper, channels, keys) for keys in (2, 3)]
+    return tuning.TABLE if tuning.TABLE in found else tuning.HEURISTIC

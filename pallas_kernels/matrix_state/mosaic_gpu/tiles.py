@@ -99,6 +99,12 @@ def shared_tile(dtype: Any) -> Any:
     return plgpu.SMEM((TILE, TILE), dtype, transforms=swizzled(dtype))
 
 
+def send(tile: Any, out: Any) -> None:
+    """Starts a copy to global memory, of what all threads wrote."""
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(tile, out)
+
+
 def load(tile: Any) -> jax.Array:
     return plgpu.load(tile, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
 

@@ -53,8 +53,10 @@ class StateGradients(NamedTuple):
       q: of the queries that read it, `dO S^T`, `b h t k`, 16-bit.
       writes: of the keys under which values are in the state after the chunk, `V dS^T`, likewise.
       held: products of S with dS, `b h l k`, float32.
-      k: of the keys that read it to erase, `-beta dW S^T`, with dW the gradients of what is written; or `None`.
-      by_beta: products of these keys with `dW S^T`, `b h t`, float32; or `None`.
+      k: of other keys that read it, `dW S^T`, with dW the gradients of what they read; where they erase `-beta dW S^T`.
+        Or `None`.
+      by_beta: products of the keys that erase with `dW S^T`, `b h t`, float32; or `None`.
+      others: of the keys under which other values are in the state after the chunk; one, or none.
     """
 
     q: jax.Array
@@ -62,6 +64,21 @@ class StateGradients(NamedTuple):
     held: jax.Array
     k: jax.Array | None = None
     by_beta: jax.Array | None = None
+    others: tuple[jax.Array, ...] = ()
+
+
+class Term(NamedTuple):
+    """A gradient of keys: the product of what is read or written of values with the state before the chunk, or dS.
+
+    Attributes:
+      values: of every head, or, where heads share them, of groups.
+      layout: of the values.
+      of_state: whether it is the state.
+    """
+
+    values: jax.Array
+    layout: Layout
+    of_state: bool
 
 
 def state_gradients(
@@ -72,61 +89,75 @@ def state_gradients(
     dstates: jax.Array,
     layout: Layout = HEADS_FIRST,
     erasing: Erasing | None = None,
+    read: jax.Array | None = None,
+    written: tuple[jax.Array, Layout] | None = None,
 ) -> StateGradients:
-    """From dO, of every head, values that heads may share, both in `layout`, and S and dS, `b h l k v`."""
+    """From dO, of every head, values that heads may share, both in `layout`, and S and dS, `b h l k v`.
+
+    `read`, `b h t v`, are the gradients of what keys read that do not erase; `written` are other values.
+    """
     b, h, count, k, width = states.shape
     dtype, columns, erases = states.dtype, k // TILE, erasing is not None
-    given = () if erasing is None else (erasing.keys, erasing.dmissing, erasing.beta)
+    given = () if erasing is None else (erasing.keys, erasing.beta)
+    missing = read if erasing is None else erasing.dmissing
+    terms = [Term(do, layout, True), Term(values, layout, False)]
+    terms += [] if missing is None else [Term(missing, HEADS_FIRST, True)]
+    terms += [] if written is None else [Term(*written, False)]
 
-    def body(do_ref: Any, values_ref: Any, states_ref: Any, dstates_ref: Any, *others: Any) -> None:
+    def body(*refs: Any) -> None:
+        term_refs, (states_ref, dstates_ref, *others) = refs[: len(terms)], refs[len(terms) :]
         erasing_refs, (*gradients, sums_ref) = others[: len(given)], others[len(given) :]
         at, head, chunk, column = (jax.lax.axis_index(name) for name in GRID)
         steps, channels = pl.ds(chunk * TILE, TILE), pl.ds(column * TILE, TILE)
 
-        def step(_: Any, asked: Any, value: Any, state: Any, dstate: Any, *rest: Any) -> tuple[Any, ...]:
-            *missed, (held, *sums) = rest
+        def step(_: Any, *tiles: Any) -> tuple[Any, ...]:
+            *sources, state, dstate, (held, *sums) = tiles
             held = held + jnp.sum(load(state) * load(dstate), axis=1)
             if width // TILE > SLOTS:
                 plgpu.commit_smem()
-            left = [(asked, state), (value, dstate), *((each, state) for each in missed)]
-            pairs = [(read, written.transpose((1, 0))) for read, written in left]
+            pairs = [
+                (source, (state if term.of_state else dstate).transpose((1, 0)))
+                for source, term in zip(sources, terms, strict=True)
+            ]
             return held, *accumulate(here, *((onto, [pair]) for onto, pair in zip(sums, pairs, strict=True)))
 
         def run(key: Any, betas: Any, tiles: Any, totals: Any, arrived: Any) -> None:
             if erases:
-                keys_ref, missed_ref, beta_ref = erasing_refs
+                keys_ref, beta_ref = erasing_refs
                 plgpu.copy_gmem_to_smem(keys_ref.at[at, head, steps, channels], key, arrived)
                 plgpu.copy_gmem_to_smem(beta_ref.at[at, head, chunk], betas, arrived)
             sources = [
-                (layout.of_head(do_ref, at, head), lambda part: (chunk, part)),
-                (layout.of_group(values_ref, at, head, h, values), lambda part: (chunk, part)),
+                *(
+                    (term.layout.of_group(ref, at, head, h, term.values), lambda part: (chunk, part))
+                    for ref, term in zip(term_refs, terms, strict=True)
+                ),
                 *((ref.at[at, head, chunk], lambda part: (column, part)) for ref in (states_ref, dstates_ref)),
             ]
-            if erases:
-                sources.append((missed_ref.at[at, head], lambda part: (chunk, part)))
-            start = (zeros_of_rows(), *[zeros()] * (2 + erases))
-            held, asked, kept, *read = along_channels(step, width // TILE, start, *sources)
-            found, sums = [asked, kept], [held]
+            held, *found = along_channels(step, width // TILE, (zeros_of_rows(), *[zeros()] * len(terms)), *sources)
+            sums = [held]
             if erases:
                 plgpu.barrier_wait(arrived)
-                found.append(-read[0] * along(betas, 0, 0))
-                sums.append(jnp.sum(load(key) * read[0], axis=1))
+                sums.append(jnp.sum(load(key) * found[2], axis=1))
+                found[2] = -found[2] * along(betas, 0, 0)
             for place, total in enumerate(sums):
                 totals[place, :] = total
-            # The third in the place of the keys, which have been read: so two programs share a multiprocessor.
+            # One in the place of the keys, which have been read; so two programs share a multiprocessor.
             places = [*tiles, key] if erases else tiles
-            for tile, gradient in zip(places, found, strict=True):
-                tile[...] = gradient.astype(dtype)
-            plgpu.commit_smem()
-            for tile, ref in zip(places, gradients, strict=True):
-                plgpu.copy_smem_to_gmem(tile, ref.at[at, head, steps, channels])
+            for first in range(0, len(terms), len(places)):
+                if first:
+                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                for tile, gradient in zip(places, found[first:], strict=False):
+                    tile[...] = gradient.astype(dtype)
+                plgpu.commit_smem()
+                for tile, ref in zip(places, gradients[first:], strict=False):
+                    plgpu.copy_smem_to_gmem(tile, ref.at[at, head, steps, channels])
             write(totals, sums_ref.at[at, head, chunk, column])
 
         pl.run_scoped(
             run,
             shared_tile(dtype) if erases else None,
             plgpu.SMEM((1, TILE), jnp.float32) if erases else None,
-            [shared_tile(dtype)] * 2,
+            [shared_tile(dtype)] * (1 if len(terms) > 3 else len(terms) - erases),
             plgpu.SMEM((1 + erases, TILE), jnp.float32),
             plgpu.Barrier(num_arrivals=2) if erases else None,
         )
@@ -136,20 +167,24 @@ def state_gradients(
         body,
         here,
         out_type=(
-            *[of_keys] * (2 + erases),
+            *[of_keys] * len(terms),
             jax.ShapeDtypeStruct((b, h, count, columns, 1 + erases, TILE), jnp.float32),
         ),
         name='matrix_state_state_gradients',
-        cost=Cost((2 + erases) * 2 * b * h * count * TILE * k * width),
+        cost=Cost(len(terms) * 2 * b * h * count * TILE * k * width),
         grid=(b, h, count, columns),
         grid_names=GRID,
         compiler_params=NAMED_LAYOUTS,
-    )(do, values, states, dstates, *given)
+    )(*(term.values for term in terms), states, dstates, *given)
     q, writes, *keys = gradients
-    found = StateGradients(q, writes, sums[:, :, :, :, 0].reshape(b, h, count, k))
-    if not erases:
-        return found
-    return found._replace(k=keys[0], by_beta=jnp.sum(sums[:, :, :, :, 1], axis=3).reshape(b, h, count * TILE))
+    return StateGradients(
+        q=q,
+        writes=writes,
+        held=sums[:, :, :, :, 0].reshape(b, h, count, k),
+        k=None if missing is None else keys[0],
+        by_beta=jnp.sum(sums[:, :, :, :, 1], axis=3).reshape(b, h, count * TILE) if erases else None,
+        others=() if written is None else (keys[-1],),
+    )
 
 
 def score_gradients(here: Target, do: jax.Array, values: jax.Array, layout: Layout) -> jax.Array:
