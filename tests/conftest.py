@@ -134,6 +134,7 @@ LONG = 0.6
 
 EVERY_TIME = (
     'analysis/test_first_values.py::test_what_is_seen_after_the_last_layer_is_what_the_model_has',
+    'bad_inputs/test_strangers.py::test_nothing_unpickles_unpacks_or_runs_text',
     'compile/test_programs.py::test_steps_are_lowered_for_gpus',
     'compile/test_training.py::test_calls_on_two_gpus_are_of_half_the_rows',
     'compile/test_training.py::test_steps_keep_their_kernels_on_four_tpus[rows and parameters]',

@@ -224,8 +224,9 @@ def dangerous(source):
             pickles = [
                 word for word in node.keywords if word.arg == 'allow_pickle' and ast.unparse(word.value) != 'False'
             ]
-            # Of a file that is open it reads numbers; of a name it decides by itself how to open what.
-            is_open = name == 'loadtxt' and ast.unparse(node.args[0]) == 'file'
+            # Of an open file, or of its lines, it reads numbers; of a name it decides by itself how to open what.
+            names = {part.id for part in ast.walk(node.args[0]) if isinstance(part, ast.Name)} if node.args else set()
+            is_open = name == 'loadtxt' and 'file' in names
             if (name in UNPACKING and not is_open) or pickles:
                 yield ast.unparse(node)
 
@@ -244,6 +245,7 @@ def test_nothing_unpickles_unpacks_or_runs_text():
         'tar.extractall(a)',
         'exec(a)',
         'np.loadtxt(name)',
+        'np.loadtxt(lines(name))',
     ):
         assert list(dangerous(line)), line
 
