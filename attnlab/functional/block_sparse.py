@@ -244,9 +244,7 @@ def _choices(
     def chunk(step: tuple[Array, Located]) -> Array:
         q, here = step
         selected = _chosen(importance(q, here, compressed, overlap, blocks), here, blocks)
-        among = functools.reduce(
-            jnp.logical_or, (one[..., None] == numbers[None, None, None] for one in jnp.unstack(selected, axis=-1))
-        )
+        among = _any_of(selected, numbers[None, None, None])
         past = numbers[None, None] <= _own(here, blocks)[..., None]
         return jnp.swapaxes(among & past[:, None], 1, 2)
 
@@ -332,6 +330,11 @@ def _chosen(importance: Float[Array, 'b g t j'], here: Located, blocks: Blocks) 
     return jax.lax.top_k(jnp.where(number <= own, wanted, -jnp.inf), min(blocks.count, selectable))[1]
 
 
+def _any_of(chosen: Int[Array, 'b g t n'], numbers: Int[Array, '#b 1 #t s']) -> Bool[Array, 'b g t s']:
+    """Which of the numbers of blocks a query chose."""
+    return functools.reduce(jnp.logical_or, (one[..., None] == numbers for one in jnp.unstack(chosen, axis=-1)))
+
+
 def _own(here: Located, blocks: Blocks) -> Int[Array, 'b t']:
     """The number of each query's own block."""
     return (here.tokens[None] - here.firsts) // blocks.size
@@ -365,7 +368,7 @@ def _masked(
     slots = jnp.arange(keys.shape[2], dtype=jnp.int32)
     offsets = slots[None, None] - here.firsts[:, :, None]
     numbers = (offsets // blocks.size)[:, None]
-    seen = functools.reduce(jnp.logical_or, (one[..., None] == numbers for one in jnp.unstack(chosen, axis=-1)))
+    seen = _any_of(chosen, numbers)
     seen &= ((offsets >= 0) & (slots[None] <= here.tokens[:, None])[None])[:, None]
     scores = jnp.einsum('btgrk,bgsk->bgrts', q, keys) * q.shape[-1] ** -0.5
     return jnp.einsum('bgrts,bgsv->btgrv', softmax(scores, seen[:, :, None]), values)

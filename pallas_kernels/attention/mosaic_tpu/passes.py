@@ -69,7 +69,9 @@ def _memory(call: Call, operands: Operands) -> int:
     bias = 0 if operands.bias is None or 1 in operands.bias.shape[3:] else factor_type(operands.bias).itemsize
     size = factor_type(operands.q, operands.k, operands.v).itemsize
     channels, together = operands.k.shape[3] + operands.v.shape[3], max(call.together.values())
-    return tiling.attention_tpu_memory(call.tile, channels, size, together=together, bias=bias)
+    # Two copies of the words of a step, a register of eight rows each.
+    words = 0 if operands.chosen is None else 2 * together * 8 * 4 * call.tile.queries
+    return words + tiling.attention_tpu_memory(call.tile, channels, size, together=together, bias=bias)
 
 
 def forward(here: Target, rule: Rule, operands: Operands, given: Statistics) -> vjp.Residuals:
