@@ -22,6 +22,9 @@ from attnlab.experiment.experiment import Experiment, module_of, parts_of
 Measurements = dict[str, Any]
 """Plain data about one run or study."""
 
+SECONDS = 'seconds.json'
+"""How long a run or a sweep took, all its starts together but those that were killed, in its folder."""
+
 IN_A_ROW = 3
 """Pictures of a README side by side: more would be shown too small to look at."""
 
@@ -104,6 +107,17 @@ def provenance(rows: Sequence[Measurements], planned: int, command: str, what: s
         f'flax {all_of(lambda made: made["packages"]["flax"])}; '
         f'commit {all_of(lambda made: _commit(made["git"]))}.'
     )
+
+
+def seconds_of(path: pathlib.Path) -> float | None:
+    """How long a run or sweep took; `None` where that was not written. Raises `UserError` where the file is damaged."""
+    if not path.exists():
+        return None
+    remedy = 'remove it, and the time is said to be unknown'
+    found = files.read_json(path, remedy)
+    if type(found) not in (int, float) or not 0 <= found < math.inf:
+        raise UserError(f'{path} is damaged: {found!r:.40} is no time in seconds; {remedy}')
+    return float(found)
 
 
 def pythons_of(made: str) -> list[str]:

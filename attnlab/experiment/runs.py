@@ -23,12 +23,14 @@ from attnlab.errors import UserError, nearest
 from attnlab.experiment.experiment import Experiment, Finished, Run, module_of, telling
 from attnlab.experiment.published import PublishedPlot, claims_of
 from attnlab.experiment.results import (
+    SECONDS,
     Measurements,
     kept_pictures,
     markdown,
     of_other_python,
     provenance,
     rounded,
+    seconds_of,
     with_gaps,
     with_results,
     write_figure,
@@ -183,7 +185,7 @@ def train_and_measure(
     experiment: Experiment, each: Run, workdir: pathlib.Path, programs: Programs, stop: threading.Event | None = None
 ) -> Measurements | None:
     """Trains and measures a run; `None` where it was stopped. `stop` is set where it was asked to, if too late too."""
-    began = time.perf_counter()
+    began = time.perf_counter() - (seconds_of(workdir / SECONDS) or 0.0)
     config = from_plain(plain(each.config))
     made = {**run.environment(), 'cores': os.cpu_count()}
     try:
@@ -193,23 +195,42 @@ def train_and_measure(
     run.claim(workdir, config)
     found = {name: facts[name] for name in ('parameters', 'state_bytes_per_sequence', 'implementations')}
     found |= {'data': run.data_hashes(facts['data'])}
-    with files.appending(workdir / 'log.txt') as log:
-        try:
-            outcome = launch.train(setup, config, workdir, facts, console=plain_console(file=log, width=120), stop=stop)
-        except loop.NonFinite as error:
-            found['failed'] = str(error)
-        else:
-            if outcome == loop.STOPPED:
-                return None
-            finished = Finished(each.label, workdir, restored(setup, workdir), experiment.size)
-            found |= {'tokens_per_second': finished.tokens_per_second, **_measured(experiment, finished)}
+    try:
+        more = _results(experiment, each, workdir, setup, config, facts, stop)
+    finally:
+        files.write(workdir / SECONDS, json.dumps(time.perf_counter() - began))
+    if more is None:
+        return None
     return {
         'label': each.label,
         'task': task_name(config.task),
         'made': made,
         'seconds': round(time.perf_counter() - began, 1),
         **found,
+        **more,
     }
+
+
+def _results(
+    experiment: Experiment,
+    each: Run,
+    workdir: pathlib.Path,
+    setup: Setup,
+    config: ConfigDict,
+    facts: dict[str, Any],
+    stop: threading.Event | None,
+) -> Measurements | None:
+    """What a run has once it was trained: its speed and what `measure` says, or why it failed; `None` where stopped."""
+    with files.appending(workdir / 'log.txt') as log:
+        console = plain_console(file=log, width=120)
+        try:
+            outcome = launch.train(setup, config, workdir, facts, console=console, stop=stop)
+        except loop.NonFinite as error:
+            return {'failed': str(error)}
+        if outcome == loop.STOPPED:
+            return None
+        finished = Finished(each.label, workdir, restored(setup, workdir), experiment.size)
+        return {'tokens_per_second': finished.tokens_per_second, **_measured(experiment, finished)}
 
 
 def _measured(experiment: Experiment, finished: Finished) -> Measurements:

@@ -8,7 +8,6 @@ written as `attnlab report` writes it.
 
 import dataclasses
 import json
-import math
 import os
 import pathlib
 import time
@@ -34,6 +33,7 @@ from attnlab.compare.report.page import write_report
 from attnlab.errors import UserError, nearest
 from attnlab.experiment.experiment import Experiment, module_of
 from attnlab.experiment.results import (
+    SECONDS,
     Measurements,
     kept_pictures,
     markdown,
@@ -41,6 +41,7 @@ from attnlab.experiment.results import (
     provenance,
     pythons_of,
     rounded,
+    seconds_of,
     with_results,
     write_figure,
     write_readme,
@@ -55,9 +56,6 @@ from attnlab.sweep.sweep import read
 from attnlab.sweep.trial import check_metric
 
 Studies = Mapping[str, Mapping[str, ConfigDict]]
-
-SECONDS = 'seconds.json'
-"""How long the sweep of a study took, all its starts together, in its folder."""
 
 MATCHED_BY, TOLERANCE = 'params', 0.01
 """What the models of the studies agree in."""
@@ -271,13 +269,13 @@ def _folders(experiment: Experiment, workdirs: pathlib.Path) -> dict[pathlib.Pat
 
 
 def _run(study: Study, workers: int, console: Console) -> None:
-    began, path = time.perf_counter(), study.folder / SECONDS
+    path = study.folder / SECONDS
+    began = time.perf_counter() - (seconds_of(path) or 0.0)
     arguments = [f'--study={study.folder}', '--compilation_cache=~/.cache/attnlab/compiled']
-    before = _seconds(path) or 0.0
     try:
         launch.run_processes(study, arguments, launch.places(workers, [], launch.host_cores()), console)
     finally:
-        files.write(path, json.dumps(before + time.perf_counter() - began))
+        files.write(path, json.dumps(time.perf_counter() - began))
 
 
 def _begun(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -298,18 +296,7 @@ def _without_trial(folder: pathlib.Path) -> str:
 def _made(folder: pathlib.Path) -> Measurements:
     """What a study was made with, for `provenance`; where what ran it was killed each time, it left no time."""
     made = {**read_record(_begun(folder)[0]).facts, 'cores': os.cpu_count()}
-    return {'made': made, 'seconds': _seconds(folder / SECONDS)}
-
-
-def _seconds(path: pathlib.Path) -> float | None:
-    """How long a sweep took; `None` where that was not written. Raises `UserError` where the file is damaged."""
-    if not path.exists():
-        return None
-    remedy = 'remove it, and the time is said to be unknown'
-    found = files.read_json(path, remedy)
-    if type(found) not in (int, float) or not 0 <= found < math.inf:
-        raise UserError(f'{path} is damaged: {found!r:.40} is no time in seconds; {remedy}')
-    return float(found)
+    return {'made': made, 'seconds': seconds_of(folder / SECONDS)}
 
 
 def _table(report: str, found: Comparison) -> str:

@@ -194,7 +194,8 @@ class ForgetGate(Module):
     `c` starts at 0, hence the gate near a half. Lin et al. 2025, https://arxiv.org/abs/2503.02130.
     """
 
-    def __init__(self, dim: int, *, heads: int, rngs: nnx.Rngs):
+    def __init__(self, dim: int, *, heads: int, key_dim: int | None = None, rngs: nnx.Rngs):
+        del key_dim
         self.linear = Linear(dim, heads, bias=True, rngs=rngs)
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t h']:
@@ -208,8 +209,8 @@ class ScaledForgetGate(ForgetGate):
     heads that do not divide the width.
     """
 
-    def __init__(self, dim: int, *, heads: int, rngs: nnx.Rngs):
-        super().__init__(dim, heads=heads, rngs=rngs)
+    def __init__(self, dim: int, *, heads: int, key_dim: int | None = None, rngs: nnx.Rngs):
+        super().__init__(dim, heads=heads, key_dim=key_dim, rngs=rngs)
         self.scale = head_channels(dim, heads) ** -0.5
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t h']:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from attnlab import files
-from attnlab.errors import optional
+from attnlab.errors import UserError, optional
 from attnlab.metrics import bits
 from attnlab.tables import visible
 from attnlab.train.events import Events
@@ -75,6 +75,7 @@ class Report:
         self.writes = jax.process_index() == 0
         self.start = start
         self.sums = collections.defaultdict(float, sums or {})
+        self._steps = steps
         self._tokens_per_step = tokens_per_step
         self._flops_per_token = flops_per_token
         self._workdir = workdir
@@ -100,12 +101,12 @@ class Report:
                 self._closing.callback(self._wandb.finish)
 
     def step(self, number: int, metrics: Mapping[str, Any], learning_rate: float) -> None:
-        """Adds the metrics of one finished step; writes a line every `settings.every` steps."""
+        """Adds the metrics of one finished step; writes a line every `settings.every` steps, and after the last one."""
         self._clock.settled(number)
         self.sums['steps'] += 1
         for name, value in metrics.items():
             self.sums[name] += value
-        if number % self.settings.every == 0:
+        if number % self.settings.every == 0 or number == self._steps:
             self._write_line(number, learning_rate)
         else:
             self._bar.update(self._task, completed=number)
@@ -183,9 +184,13 @@ class Report:
         files.check_own(self._workdir, (path.name,))
         if not path.exists():
             files.write(path, f'{uuid.uuid4().hex}\n')
+        try:
+            name = files.read_text(path).strip()
+        except UnicodeDecodeError as error:
+            raise UserError(f'{path} is damaged: {error}; remove it, and a new run is begun on W&B') from error
         return wandb.init(
             project=self.settings.wandb,
-            id=files.read_text(path).strip(),
+            id=name,
             name=self._workdir.name,
             dir=self._workdir,
             resume='allow',

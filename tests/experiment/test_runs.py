@@ -181,16 +181,19 @@ def test_what_is_not_measured_is_and_a_stopped_run_leaves_the_rest(done, tmp_pat
     shutil.copytree(done, tmp_path, dirs_exist_ok=True)
     fast = tmp_path / 'runs' / 'toy' / 'cpu' / 'fast'
     (fast / 'measured.json').unlink()
+    (fast / 'seconds.json').write_text('6000.0')
     trained = launch.train
     monkeypatch.setattr(launch, 'train', lambda *_, **__: loop.STOPPED)
     assert run(tmp_path) == loop.STOPPED
-    assert '2 of 3 runs' in results(tmp_path)['README.md'].decode()
+    stopped = json.loads((fast / 'seconds.json').read_text())
+    assert stopped > 6000 and '2 of 3 runs' in results(tmp_path)['README.md'].decode()
     monkeypatch.setattr(launch, 'train', trained)
     steps = (fast / 'metrics.jsonl').read_bytes()
     assert run(tmp_path) == loop.FINISHED
-    assert (
-        json.loads((fast / 'measured.json').read_text())['accuracy'] and (fast / 'metrics.jsonl').read_bytes() == steps
-    )
+    measured = json.loads((fast / 'measured.json').read_text())
+    assert measured['accuracy'] and (fast / 'metrics.jsonl').read_bytes() == steps
+    # All starts of a run count, those that were stopped too.
+    assert measured['seconds'] >= round(stopped, 1)
     assert '3 of 3 runs' in results(tmp_path)['README.md'].decode()
 
 

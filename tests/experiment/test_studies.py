@@ -18,7 +18,7 @@ from attnlab.errors import UserError
 from attnlab.experiment import results as results_module
 from attnlab.experiment import studies as study_experiment
 from attnlab.experiment.experiment import Experiment
-from attnlab.experiment.results import provenance
+from attnlab.experiment.results import provenance, seconds_of
 from attnlab.experiment.studies import report_studies, run_studies, with_baselines
 from attnlab.sweep.space import Grid
 from attnlab.sweep.study import confirmation, create_study
@@ -218,7 +218,7 @@ def test_a_start_that_ended_in_an_error_leaves_its_time(experiment, tmp_path, mo
 def test_a_time_that_was_damaged_is_named(tmp_path, text):
     (tmp_path / 'seconds.json').write_text(text)
     with pytest.raises(UserError, match=r'seconds.json is damaged: .*; remove it, and the time is said to be unknown'):
-        study_experiment._seconds(tmp_path / 'seconds.json')
+        seconds_of(tmp_path / 'seconds.json')
 
 
 def test_a_sweep_that_was_stopped_is_not_reported(experiment, tmp_path, monkeypatch):

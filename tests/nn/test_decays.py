@@ -1,11 +1,23 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
+from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.nn.decays import LowRankDecay, RetentionDecay, SlopeDecay, StepDecay, StepSize
+from attnlab.mixers.linear.attention import LinearAttention
+from attnlab.nn.decays import (
+    ForgetGate,
+    LowRankDecay,
+    RetentionDecay,
+    ScaledForgetGate,
+    SlopeDecay,
+    StepDecay,
+    StepSize,
+)
 from attnlab.nn.parameter import inverse_softplus
 from attnlab.testing.noise import noise
 
@@ -69,3 +81,12 @@ def test_slope_decays_are_those_of_alibi_and_vanish_with_depth():
     np.testing.assert_allclose(last, [-(2.0**-4) * 1e-5, -(2.0**-8) * 1e-5], rtol=1e-6)
     with pytest.raises(UserError, match=r'depth of SlopeDecay is 2.0; it must be from 0'):
         SlopeDecay(8, heads=2, key_dim=4, depth=2.0, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize('gate', [ForgetGate, ScaledForgetGate])
+def test_forget_gates_are_decays_of_memories(gate):
+    mixer = LinearAttention(16, heads=2, decay=functools.partial(gate), rngs=nnx.Rngs(0))
+    x = noise(1, 5, 16)
+    y, _ = mixer(x, Context(jnp.arange(5)[None]))
+    assert mixer.decay(x).shape == (1, 5, 2) and (mixer.decay(x) < 0).all()
+    assert jnp.isfinite(y).all()

@@ -59,6 +59,16 @@ def test_a_line_is_the_mean_since_the_last_line(tmp_path):
     assert means(writer.sums)['train/loss'] == 5.0
 
 
+def test_steps_after_the_last_whole_interval_have_a_line_too(tmp_path):
+    writer = report(tmp_path, every=4)
+    for number in range(1, 11):
+        writer.step(number, metrics(float(number)), 0.5)
+    writer.close()
+    lines = read_lines(tmp_path / 'metrics.jsonl')
+    assert [(line['step'], line['train/loss']) for line in lines] == [(4, 2.5), (8, 6.5), (10, 9.5)]
+    assert not writer.sums
+
+
 @pytest.mark.parametrize('seconds', [0.1, 20, 40, 4000])
 def test_the_time_left_is_known_however_long_a_step_takes(seconds, tmp_path, monkeypatch):
     writer, now = report(tmp_path, every=100), [0.0]
@@ -195,6 +205,9 @@ def test_runs_on_wandb_are_told_apart_by_more_than_the_names_of_their_folders(tm
     assert [each['name'] for each in begun] == ['0000'] * 3 and all(each['resume'] == 'allow' for each in begun)
     first, other, again = (each['id'] for each in begun)
     assert first == again != other
+    (folders[0] / 'wandb_id').write_bytes(b'\xff')
+    with pytest.raises(UserError, match=r'wandb_id is damaged: .*; remove it, and a new run is begun'):
+        Report(folders[0], reporting, **settings, console=Console(file=io.StringIO()))
 
 
 def test_brackets_of_names_are_printed_as_they_are(tmp_path):
