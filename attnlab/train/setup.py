@@ -207,6 +207,15 @@ class Evaluator(Protocol):
         """Evaluates a model, from its parameters and buffers."""
 
 
+@runtime_checkable
+class OfSplit(Protocol):
+    """An evaluator of one split of the data."""
+
+    @property
+    def split(self) -> str:
+        """The split that its numbers are of."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Setup:
     """A run, built from its config. Holds shapes, not arrays.
@@ -431,7 +440,7 @@ class Setup:
 
 
 def _check_names(evals: Sequence[Evaluator]) -> None:
-    """Raises `UserError` where an evaluator, or the average evaluated by it, has the name of another's numbers.
+    """Raises `UserError` where an evaluator, or the average evaluated by it, has the name of other numbers.
 
     Not asked of a run that has been trained, whose parameters can be evaluated all the same.
     """
@@ -444,10 +453,25 @@ def _check_names(evals: Sequence[Evaluator]) -> None:
                     f'called {name}/... as those of {taken[name]}; give it a name of its own'
                 )
             taken[name] = f'config.evals[{index}]'
+        if isinstance(evaluator, OfSplit):
+            _check_split(index, evaluator.name, evaluator.split)
+
+
+def _check_split(index: int, name: str, split: str) -> None:
+    """Raises `UserError` where an evaluator of one split has the name of another."""
+    if name in HELD_OUT and split in (TRAIN, *HELD_OUT) and name != split:
+        right = 'on_train' if split == TRAIN else split
+        raise UserError(
+            f'config.evals[{index}].name is {name!r} and its split is {split!r}: its numbers would be called those of '
+            f'another split; --config.evals[{index}].name={right} names them'
+        )
 
 
 TRAIN = 'train'
 """What the numbers of training are called by, as those of an evaluator by its name."""
+
+HELD_OUT = ('valid', 'test')
+"""Splits that models are not trained on."""
 
 ROUNDING = 'rounding'
 """The key of what changes the model of a run that is trained with few bits (`attnlab.quantize.training`)."""

@@ -229,12 +229,25 @@ def test_a_batch_is_not_taken_in_parts_before_a_head_that_looks_at_all_of_it(hea
 def test_evaluators_whose_numbers_would_have_one_name_are_refused(names: tuple[str, ...], said: str):
     config = recall.get_config('task=mqar,zoo=mingru')
     with config.unlocked():
-        config.evals = tuple(spec(BySlice, cadence=spec(AtEnd), name=name) for name in ('valid', 'test'))
+        config.evals = tuple(spec(BySlice, cadence=spec(AtEnd), name=name, split=name) for name in ('valid', 'test'))
         prepare(config).check()
-        config.evals = tuple(spec(BySlice, cadence=spec(AtEnd), name=name) for name in names)
+        config.evals = tuple(
+            spec(BySlice, cadence=spec(AtEnd), name=name, split=name.removesuffix('_ema')) for name in names
+        )
     setup = prepare(config)
     with pytest.raises(UserError, match=said):
         setup.check()
+
+
+@pytest.mark.parametrize(('split', 'right'), [('test', 'test'), ('train', 'on_train')])
+def test_an_evaluator_of_one_split_is_not_called_by_another(split: str, right: str):
+    config = language.get_config('zoo=mingru')
+    with config.unlocked():
+        config.evals[0].split = split
+        with pytest.raises(UserError, match=rf'its split is {split!r}: .*; --config\.evals\[0\]\.name={right} names'):
+            prepare(config).check()
+        config.evals[0].name = right
+        prepare(config).check()
 
 
 @pytest.mark.parametrize('head', ['masked_softmax', 'partial_fc', 'nbc_softmax'])
