@@ -31,7 +31,7 @@ from pallas_kernels import (
     dispatch,
     target,
 )
-from tests.functional.interpreter import let_devices_end_apart
+from tests.functional.interpreter import let_devices_run_apart
 
 if __name__ == '__main__':
     WORDS = sys.argv[1:]
@@ -325,7 +325,7 @@ def check(name: str, devices: Mesh, form: str | None = None) -> None:
 
 if __name__ == '__main__':
     if FORM == 'mosaic_gpu':
-        let_devices_end_apart()
+        let_devices_run_apart()
     NAMES = {None: (*CALLS, *(RINGS if 'sequence' in SIZES else ())), 'mosaic_gpu': AROUND}
     for name in NAMES.get(FORM, (*KERNELS, *(AROUND if 'sequence' in SIZES else ()))):
         check(name, mesh(**SIZES), FORM)

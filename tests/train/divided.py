@@ -28,7 +28,7 @@ from attnlab.train.state import TrainState
 from attnlab.zoo import ZOO
 from configs import language
 from pallas_kernels import dispatch, target
-from tests.functional.interpreter import let_devices_end_apart
+from tests.functional.interpreter import let_devices_run_apart
 
 EDGES = ((10,), (24,), (7, 30), ())
 """Where documents begin in four rows of 48 tokens, besides at their beginning: within one of two devices that share
@@ -199,5 +199,5 @@ if __name__ == '__main__':
     meshes = [{axis: int(size) for axis, size in (item.split('=') for item in word.split(','))} for word in words]
     jax.config.update('jax_num_cpu_devices', max(math.prod(sizes.values()) for sizes in meshes))
     if form == 'mosaic_gpu':
-        let_devices_end_apart()
+        let_devices_run_apart()
     check(zoo, meshes, form)
