@@ -5,8 +5,9 @@ from ml_collections import ConfigDict
 from attnlab.config import spec
 from attnlab.evals.by_slice import WHOLE, BySlice
 from attnlab.evals.cadence import AtEnd, EveryNSteps
+from attnlab.train.setup import HELD_OUT
 
-SPLITS = ('valid', 'test')
+SPLITS = HELD_OUT
 """By the first something may be chosen; the second is for what is reported."""
 
 

@@ -185,12 +185,12 @@ class Report:
         if not path.exists():
             files.write(path, f'{uuid.uuid4().hex}\n')
         try:
-            name = files.read_text(path).strip()
+            identity = files.read_text(path).strip()
         except UnicodeDecodeError as error:
             raise UserError(f'{path} is damaged: {error}; remove it, and a new run is begun on W&B') from error
         return wandb.init(
             project=self.settings.wandb,
-            id=name,
+            id=identity,
             name=self._workdir.name,
             dir=self._workdir,
             resume='allow',
