@@ -17,7 +17,7 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.written import BYTES, written_statistics
 from attnlab.models.heads.affine import AffineHead
-from attnlab.models.heads.head import Head, with_penalty
+from attnlab.models.heads.head import Head, losses_of, with_penalty
 from attnlab.models.heads.quantile import Quantiles
 from attnlab.models.heads.segments import MixedSegmentHead
 from attnlab.models.inputs.embedding import Embedding
@@ -136,15 +136,16 @@ class WindowModel(WholeRows):
     ) -> Float[Array, '*b']:
         """The loss of the head, one number a variate, in the units of its window.
 
-        With a key what the head minimises in training, whose penalty of weights has no unit.
+        With a key what the head minimises in training, whose penalty of weights has no unit. Raises `UserError` for a
+        head that gives another number of them.
         """
         features, level, scale = _apart(hidden)
         targets = (targets - level) / scale
         head = self.head
         if key is not None and not head.degree:
-            return head.objective(features, targets, key)
+            return losses_of(head, features, targets, key)
         # A learned gain may have become negative.
-        losses = head.losses(features, targets) * jnp.abs(scale[..., 0]) ** head.degree
+        losses = losses_of(head, features, targets, None) * jnp.abs(scale[..., 0]) ** head.degree
         return losses if key is None else with_penalty(losses, head.penalty())
 
     def logits(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int, Shaped
 from attnlab.blocks.block import Stage
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.models.heads.head import Head
+from attnlab.models.heads.head import Head, losses_of
 from attnlab.models.heads.language import TiedHead
 from attnlab.models.inputs.embedding import Embedding
 from attnlab.models.inputs.inputs import Inputs
@@ -132,15 +132,9 @@ class Model(Module):
     ) -> Float[Array, '*b']:
         """The loss of the head, one number per hidden state; with a key what the head minimises in training.
 
-        Raises `UserError` for a head that gives another number of them: weights would be spread over these.
+        Raises `UserError` for a head that gives another number of them.
         """
-        found = self.head.losses(hidden, targets) if key is None else self.head.objective(hidden, targets, key)
-        if found.shape != hidden.shape[:-1]:
-            raise UserError(
-                f'{type(self.head).__name__} gave losses of shape {found.shape}; expected one per hidden state, '
-                f'{hidden.shape[:-1]}'
-            )
-        return found
+        return losses_of(self.head, hidden, targets, key)
 
     def logits(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:
         """The head's, in float32."""

@@ -210,6 +210,23 @@ def test_windows_of_other_sizes_are_named():
         linear().quantiles(noise(2, 3, 14), jnp.array([0.5]))
 
 
+class Spread(RegressionHead):
+    """A head whose losses have a dimension too many."""
+
+    def losses(self, hidden, targets):
+        return super().losses(hidden, targets)[..., None]
+
+
+@pytest.mark.parametrize('key', [None, jax.random.key(0)])
+def test_a_head_gives_one_loss_per_variate(key):
+    model = linear()
+    hidden, _ = model.hidden(X, CTX)
+    assert model.losses(hidden, TARGETS, key).shape == (2, VARIATES)
+    model.head = Spread(LOOKBACK, HORIZON, rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match=r'Spread gave losses of shape \(2, 3, 1\); expected .* state, \(2, 3\)'):
+        model.losses(hidden, TARGETS, key)
+
+
 def test_an_autoregression_without_penalty_is_least_squares_and_with_it_is_sparse():
     x = DrawnSeries(Autoregression(), rows=20_000).values()[:, 0]
     lags = np.lib.stride_tricks.sliding_window_view(x, 11)[:, :10]

@@ -9,6 +9,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float, Int, Shaped
 
+from attnlab.errors import UserError
 from attnlab.functional import sampling
 from attnlab.functional.lookup import lookup
 from attnlab.functional.precision import wide_dtype
@@ -69,6 +70,22 @@ class Head(Module):
 def heads(model: Any) -> list[Head]:
     """The heads within a model, an `nnx.Module`."""
     return [part for _, part in nnx.iter_modules(model) if isinstance(part, Head)]
+
+
+def losses_of(
+    head: Head, hidden: Float[Array, '*b d'], targets: Shaped[Array, '...'], key: DropoutKey | None
+) -> Float[Array, '*b']:
+    """The losses of a head, one number per hidden state; with a key its objective.
+
+    Raises `UserError` for a head that gives another number of them: weights would be spread over these.
+    """
+    found = head.losses(hidden, targets) if key is None else head.objective(hidden, targets, key)
+    if found.shape != hidden.shape[:-1]:
+        raise UserError(
+            f'{type(head).__name__} gave losses of shape {found.shape}; expected one per hidden state, '
+            f'{hidden.shape[:-1]}'
+        )
+    return found
 
 
 def in_gradient_only(penalty: Float[Array, '*b']) -> Float[Array, '*b']:
