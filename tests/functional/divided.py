@@ -324,7 +324,7 @@ def check(name: str, devices: Mesh, form: str | None = None) -> None:
 
 
 if __name__ == '__main__':
-    if FORM == 'mosaic_gpu':
+    if FORM is not None:
         let_devices_run_apart()
     NAMES = {None: (*CALLS, *(RINGS if 'sequence' in SIZES else ())), 'mosaic_gpu': AROUND}
     for name in NAMES.get(FORM, (*KERNELS, *(AROUND if 'sequence' in SIZES else ()))):

@@ -5,34 +5,22 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 
 def let_devices_run_apart() -> None:
-    """Gives every device an interpreter of GPU kernels of its own.
+    """Gives every device an interpreter of kernels of its own, of GPUs' and of TPUs'.
 
-    JAX's is one for all, in which a device that ends a kernel waits for the others. But XLA runs what does not depend
-    on each other in any order: a device may be in a sum over all devices, and wait there for those that wait for it.
+    JAX's are one each for all, in which a device that begins a kernel, or ends one, waits for the others. But XLA runs
+    what does not depend on each other in any order: a device may be in a sum over all devices, and wait there for those
+    that wait for it. Devices of other processes are waited for too, and are never there. Races are not looked for.
     """
-    from jax._src import callback
-    from jax._src.pallas.mosaic.interpret import thread_map
-    from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks, interpret_pallas_call, jaxpr_interpret
+    from jax import lax
+    from jax._src import callback, core
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call as tpu
+    from jax._src.pallas.mosaic.interpret import thread_map, utils
+    from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks, jaxpr_interpret
+    from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as gpu
 
-    several, interpret = jaxpr_interpret.DeviceInfo, interpret_pallas_call.interpret_pallas_call
-    initialize = gpu_callbacks._initialize_shared_memory
-    traced, running, lock = threading.local(), threading.local(), threading.Lock()
-    memories: dict[int, Any] = {}
-    races: dict[int, Any] = {}
-
-    class Alone(several):
-        device_id, num_devices = 0, 1
-
-    def interpret_alone(*args: Any, **options: Any) -> Any:
-        traced.device = several().device_id
-        try:
-            return interpret(*args, **options)
-        finally:
-            traced.device = None
+    traced, running = threading.local(), threading.local()
 
     def io_callback(function: Callable[..., Any], result: Any, *args: Any, ordered: bool = False, **named: Any) -> Any:
         """`callback.io_callback` of a function that is told, besides, which device calls it."""
@@ -46,28 +34,35 @@ def let_devices_run_apart() -> None:
 
         return callback.io_callback(on, result, device, *args, ordered=ordered, **named)
 
-    def begin(**options: Any) -> Any:
-        with lock:
-            gpu_callbacks._shared_memory = None
-            token = initialize(**options)
-            memories[running.device], races[running.device] = gpu_callbacks._shared_memory, gpu_callbacks._races
-        return token
+    def apart(interpreter: types.ModuleType, callbacks: types.ModuleType) -> None:
+        """Has an interpreter keep what is in the memory of every device by itself."""
+        interpret, initialize = interpreter.interpret_pallas_call, callbacks._initialize_shared_memory
+        lock, memories = threading.Lock(), dict[int, Any]()
 
-    interpret_pallas_call.interpret_pallas_call, jaxpr_interpret.DeviceInfo = interpret_alone, Alone
-    for module in (thread_map, gpu_callbacks, interpret_pallas_call, jaxpr_interpret):
+        def on_this_device(*args: Any, **options: Any) -> Any:
+            sizes = core.get_axis_env().axis_sizes
+            indices = {axis: lax.axis_index(axis) for axis in sizes}
+            traced.device = utils.device_coords_to_logical_id(tuple(indices.values()), sizes, indices)
+            try:
+                return interpret(*args, **options)
+            finally:
+                traced.device = None
+
+        def begin(*args: Any, **options: Any) -> Any:
+            with lock:
+                callbacks._shared_memory = None
+                token = initialize(*args, **options)
+                memories[running.device] = callbacks._shared_memory
+            return token
+
+        interpreter.interpret_pallas_call = on_this_device
+        callbacks._initialize_shared_memory = begin
+        callbacks._get_shared_memory = lambda: memories[running.device]
+
+    apart(gpu, gpu_callbacks)
+    apart(tpu, tpu)
+    for module in (gpu, gpu_callbacks, jaxpr_interpret, tpu, thread_map):
         module.callback = types.SimpleNamespace(io_callback=io_callback)
-    gpu_callbacks._initialize_shared_memory = begin
-    gpu_callbacks._get_shared_memory = lambda: memories[running.device]
-    gpu_callbacks.get_races = lambda: races[running.device]
-
-
-def let_processes_end_apart() -> None:
-    """Takes the devices of other processes from those that the interpreter of TPU kernels waits for when one ends: it
-    knows them by their threads, which are this process's."""
-    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
-
-    def barrier(parties: int, **options: Any) -> threading.Barrier:
-        del parties
-        return threading.Barrier(jax.local_device_count(), **options)
-
-    interpret_pallas_call.threading = types.SimpleNamespace(**vars(threading) | {'Barrier': barrier})
+    # As on one device that has no others.
+    alone = types.SimpleNamespace(**vars(core) | {'get_axis_env': lambda: types.SimpleNamespace(axis_sizes={})})
+    jaxpr_interpret.jax_core = tpu.jax_core = alone

@@ -5,14 +5,14 @@ import sys
 
 import jax
 
-from tests.functional.interpreter import let_processes_end_apart
+from tests.functional.interpreter import let_devices_run_apart
 
 if __name__ == '__main__':
     port, index, axis, name = sys.argv[1:]
     jax.config.update('jax_num_cpu_devices', 1)
     jax.config.update('jax_default_matmul_precision', 'highest')
     jax.distributed.initialize(f'localhost:{port}', 2, int(index))
-    let_processes_end_apart()
+    let_devices_run_apart()
     # Only now: the calls are arrays on devices.
     from tests.functional import divided
 

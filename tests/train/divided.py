@@ -198,6 +198,6 @@ if __name__ == '__main__':
     form = words.pop(0) if words[0] in dispatch.PLATFORM else None
     meshes = [{axis: int(size) for axis, size in (item.split('=') for item in word.split(','))} for word in words]
     jax.config.update('jax_num_cpu_devices', max(math.prod(sizes.values()) for sizes in meshes))
-    if form == 'mosaic_gpu':
+    if form is not None:
         let_devices_run_apart()
     check(zoo, meshes, form)
