@@ -19,8 +19,8 @@ SUFFIXES = ('.bmp', '.gif', '.jpeg', '.jpg', '.pgm', '.png', '.ppm', '.tif', '.t
 FORMATS = ('BMP', 'GIF', 'JPEG', 'PNG', 'PPM', 'TIFF', 'WEBP')
 """What a file may be, whatever its name says: of others Pillow would have a program read some, as PostScript."""
 
-UNREADABLE = (OSError, ValueError, SyntaxError, TypeError, struct.error)
-"""What Pillow raises for a damaged file, besides errors of its own; the last two where EXIF data are written anew."""
+UNREADABLE = (OSError, ValueError, SyntaxError, TypeError, LookupError, struct.error)
+"""What Pillow raises for a damaged file, besides errors of its own; the last three for TIFF."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,10 +122,23 @@ def read_image(
                     f'{path} has pixels of mode {image.mode}, whose levels are not bytes and would be cut off; '
                     'save it with 8 bits a channel, its levels scaled to 0 to 255'
                 )
-            upright = ImageOps.exif_transpose(image).convert('L' if channels == 1 else 'RGB')
-            return np.asarray(ImageOps.fit(upright, (size, size), Image.Resampling.BILINEAR))
+            pixels = _upright(image).convert('L' if channels == 1 else 'RGB')
+            return np.asarray(ImageOps.fit(pixels, (size, size), Image.Resampling.BILINEAR))
     except (*UNREADABLE, UnidentifiedImageError, Image.DecompressionBombError) as error:
         raise UserError(f'{path} is not an image that can be read: {error}') from error
+
+
+def _upright(image: Any) -> Any:
+    """An image turned as its EXIF data say. Others of these are left out: Pillow fails at some of a wrong type."""
+    from PIL import ExifTags, Image, ImageOps
+
+    orientation = image.getexif().get(ExifTags.Base.Orientation)
+    if orientation not in range(2, 9):
+        return image
+    alone = Image.Exif()
+    alone[ExifTags.Base.Orientation] = orientation
+    image.info['exif'] = alone.tobytes()
+    return ImageOps.exif_transpose(image)
 
 
 def _training(root: pathlib.Path) -> pathlib.Path:

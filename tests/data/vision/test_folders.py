@@ -82,7 +82,21 @@ def test_images_are_cut_around_their_middle(tmp_path):
     assert read_image(tmp_path / 'grey.png', 4, 3).shape == (4, 4, 3)
 
 
-def test_what_is_wrong_is_named(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    'orientation, turned',
+    [(1, np.array), (2, np.fliplr), (3, lambda x: np.rot90(x, 2)), (6, lambda x: np.rot90(x, -1))],
+)
+def test_photographs_stand_upright_whatever_else_is_said_of_them(tmp_path, orientation, turned):
+    width_as_text = struct.pack('>HHI4s', 0x0100, 2, 3, b'ab')
+    entries = [width_as_text, struct.pack('>HHIHH', 0x0112, 3, 1, orientation, 0)]
+    exif = b'Exif\0\0MM\0*' + struct.pack('>IH', 8, len(entries)) + b''.join(entries) + bytes(4)
+    lying = np.kron(np.array([[0, 80], [160, 240]], np.uint8), np.ones((8, 8), np.uint8))
+    Image.fromarray(lying).save(tmp_path / 'photograph.jpg', exif=exif, quality=100)
+    found = read_image(tmp_path / 'photograph.jpg', 16, 1).astype(int)
+    assert np.max(np.abs(found - turned(lying))) < 10
+
+
+def test_what_is_wrong_is_named(tmp_path):
     with pytest.raises(UserError, match=r'there is no folder .*nowhere; images of a class are read from a folder of'):
         image_folder(str(tmp_path / 'nowhere'))
     fill(tmp_path / 'one', 0, 1)
@@ -102,12 +116,12 @@ def test_what_is_wrong_is_named(tmp_path, monkeypatch):
     (tmp_path / 'broken.png').write_bytes(b'\x89PNG\r\n\x1a\nnot really')
     with pytest.raises(UserError, match=r'broken\.png is not an image that can be read'):
         read_image(tmp_path / 'broken.png', 8, 3)
-    Image.new('RGB', (4, 4)).save(tmp_path / 'turned.jpg')
-    for turned in (lambda image: struct.pack('H', 'a text'), lambda image: abs('a text')):
-        # What Pillow does where EXIF data that it writes anew are of a wrong type.
-        monkeypatch.setattr('PIL.ImageOps.exif_transpose', turned)
-        with pytest.raises(UserError, match=r'turned\.jpg is not an image that can be read'):
-            read_image(tmp_path / 'turned.jpg', 8, 3)
+    Image.new('RGB', (4, 4)).save(tmp_path / 'whole.tif')
+    # What says which colours its numbers are has another tag, so that there is nothing that says it.
+    damaged = (tmp_path / 'whole.tif').read_bytes().replace(b'\x06\x01\x03\x00', b'\x06\x02\x03\x00')
+    (tmp_path / 'damaged.tif').write_bytes(damaged)
+    with pytest.raises(UserError, match=r'damaged\.tif is not an image that can be read'):
+        read_image(tmp_path / 'damaged.tif', 8, 3)
     fill(tmp_path / 'split' / 'train' / 'cat', 0)
     fill(tmp_path / 'split' / 'train' / 'dog', 0)
     fill(tmp_path / 'split' / 'test' / 'cow', 0)
