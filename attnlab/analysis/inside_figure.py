@@ -1,6 +1,7 @@
 """The figure of a look inside: predictions by layer, memory, states, and what tokens read."""
 
 import dataclasses
+import itertools
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,6 +19,10 @@ MAPS = 8
 
 DARKEST, BRIGHTEST = 0.0, 0.85
 """Ends of the colours of curves, from the first layer to the last."""
+
+
+DASHES = ('-', '--', ':', '-.', (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)))
+"""Lines of the arrays of a state, by name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,13 +77,18 @@ def draw(drawn: Drawn, path: pathlib.Path) -> None:
         )
     influence.set(title='influence of inputs', xlabel='1 + tokens back', ylabel='share of the largest')
     influence.set(xscale='log', yscale='log', ylim=(1e-4, 1.5))
+    names = dict.fromkeys(name for arrays in drawn.states for name in arrays)
+    dashes = dict(zip(names, itertools.cycle(DASHES), strict=False))
     for layer, arrays in enumerate(drawn.states):
         for name, one in arrays.items():
             total = np.linalg.norm(np.asarray(one['norms']), axis=0)
-            norms.plot(one['positions'], total, color=colours[layer], lw=1.2)
-            norms.annotate(name, (one['positions'][-1], total[-1]), fontsize=6, ha='right', va='bottom')
+            norms.plot(one['positions'], total, color=colours[layer], ls=dashes[name], lw=1.2)
             kept.plot([layer] * len(one['kept']), one['kept'], '_', color=colours[layer], ms=12)
     norms.set(title='size of states', xlabel='position', ylabel='norm')
+    if dashes:
+        for name, dash in dashes.items():
+            norms.plot([], [], color='black', ls=dash, lw=1.2, label=name)
+        norms.legend(frameon=False, fontsize=6)
     most = max((share for arrays in drawn.states for one in arrays.values() for share in one['kept']), default=1.0)
     kept.set(title='kept of a state by a token', xlabel='layer', ylim=(-0.02, 1.05 * max(most, 1.0)))
     tick_whole(kept.xaxis)
