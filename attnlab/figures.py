@@ -233,8 +233,16 @@ def _axes(x: str, y: str) -> tuple[Any, Any]:
 
 def _write(figure: Any, axes: Any, path: pathlib.Path) -> None:
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False)
+        legend(axes)
     save(figure, path)
+
+
+def legend(axes: Any, **options: Any) -> None:
+    """Writes the legend of axes where it covers least.
+
+    That place is asked for by name: as matplotlib's default it gives a warning where it takes more than a second.
+    """
+    axes.legend(loc='best', frameon=False, **options)
 
 
 def save(figure: Any, path: pathlib.Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from attnlab.figures import canvas, save, styled, tick_whole
+from attnlab.figures import canvas, legend, save, styled, tick_whole
 
 COLUMNS = 4
 """Panels beside each other."""
@@ -61,7 +61,7 @@ def draw(drawn: Drawn, path: pathlib.Path) -> None:
     lens.plot(range(depth + 1), drawn.losses, marker='o', ms=3, lw=1.5, label='logit lens')
     if drawn.tuned:
         lens.plot(range(depth + 1), drawn.tuned, marker='s', ms=3, lw=1.5, label='tuned lens')
-        lens.legend(frameon=False, fontsize=7)
+        legend(lens, fontsize=7)
     lens.set(title='predicted from the stream', xlabel='after layers', ylabel='loss')
     tick_whole(lens.xaxis)
     for layer, strengths in enumerate(drawn.influences):
@@ -88,7 +88,7 @@ def draw(drawn: Drawn, path: pathlib.Path) -> None:
     if dashes:
         for name, dash in dashes.items():
             norms.plot([], [], color='black', ls=dash, lw=1.2, label=name)
-        norms.legend(frameon=False, fontsize=6)
+        legend(norms, fontsize=6)
     most = max((share for arrays in drawn.states for one in arrays.values() for share in one['kept']), default=1.0)
     kept.set(title='kept of a state by a token', xlabel='layer', ylim=(-0.02, 1.05 * max(most, 1.0)))
     tick_whole(kept.xaxis)
@@ -96,7 +96,7 @@ def draw(drawn: Drawn, path: pathlib.Path) -> None:
         for axes in (norms, kept):
             axes.text(0.5, 0.5, 'no state', ha='center', transform=axes.transAxes)
     influence.xaxis.set_minor_formatter(NullFormatter())
-    influence.legend(frameon=False, fontsize=6)
+    legend(influence, fontsize=6)
     for axes in panels[0]:
         styled(axes)
     places = [axes for row in panels[1:] for axes in row]
