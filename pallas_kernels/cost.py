@@ -479,6 +479,7 @@ def long_conv(
     w: int,
     packed: bool = False,
     itemsize: int = 2,
+    result: int | None = None,
     in_parts: bool = False,
     implementation: str = 'reference',
 ) -> CallCost:
@@ -486,17 +487,22 @@ def long_conv(
 
     Backward as much for each of the two gradients. The reference takes no transforms, nor does the portable form for
     short rows or few taps; with documents it has transforms for every halving of the row. Backward makes them again.
-    `in_parts` are taps that the kernel for TPUs multiplies as two numbers, beside x of bfloat16.
+    `result` is the size of a result's number, if not that of an input's. `in_parts` are taps that the kernel for TPUs
+    multiplies as two numbers, beside x of bfloat16. Kernels count a row of
+    documents as one.
     """
     pairs = visible_pairs(t, t, causal=True, window=w)
     direct, transforms = 2 * b * d * pairs, _transforms(b, 2 * t, d)
-    moved, moved_back = _moved(itemsize * (b * t * d + min(w, t) * d), itemsize * b * t * d)
+    moved, moved_back = _moved(itemsize * (b * t * d + min(w, t) * d), (result or itemsize) * b * t * d)
     least = min(direct, transforms)
     model = Passes(Cost(least, moved), Cost(2 * least, moved_back))
     if implementation == 'reference':
         return CallCost(model, Passes(Cost(direct, moved), Cost(2 * direct, moved_back)))
     if implementation == 'mosaic_tpu':
         executed = _long_conv_tpu(b=b, t=t, d=d, w=w, packed=packed, parts=2 if in_parts else 1)
+        return CallCost(model, executed + Passes(Cost(0, moved), Cost(0, moved_back)))
+    if implementation == 'mosaic_gpu':
+        executed = _long_conv_hopper(b=b, t=t, d=d, w=w, packed=packed)
         return CallCost(model, executed + Passes(Cost(0, moved), Cost(0, moved_back)))
     if w <= tiling.SHIFTS and t > tiling.TOEPLITZ:
         done = 2 * b * t * d * w
@@ -521,6 +527,18 @@ def _long_conv_tpu(*, b: int, t: int, d: int, w: int, packed: bool, parts: int) 
     lines = tile.multiplied + packed * tile.blocks * tiling.SUBLANES * tiling.LANES.bit_length()
     product = -(-b // tiling.SUBLANES) * d * lines * 2 * tiling.LANES**2
     return Passes(Cost(parts * product, 0), Cost((parts + 1) * product, 0))
+
+
+def _long_conv_hopper(*, b: int, t: int, d: int, w: int, packed: bool) -> Passes:
+    """Products of 64 lines with every part of matrices of taps; for the gradient of taps of lines with lines."""
+    cut = tiling.long_conv_hopper(b, t, w)
+    product, tiles = 2 * d * 64**3, cut.lines // 64
+    # Within blocks documents take a product for each bit of a place, and one for the diagonal.
+    within = 7 * tiles if packed else tiles
+    convolved = within + sum(tiles // cut.programs * cut.last(program) for program in range(cut.programs))
+    summed = within + sum(tiles - b * lag // 64 for lag in range(1, cut.lags))
+    forward = tiling.CONV_PARTS * convolved * product
+    return Passes(Cost(forward, 0), Cost(forward + summed * product, 0))
 
 
 def short_conv(

@@ -421,6 +421,60 @@ def long_conv_by_products(t: int, w: int, *, narrow: bool) -> bool:
     return lags * (2 * blocks - lags + 1) <= 2 * blocks * (384 if narrow else 128) + blocks
 
 
+CONV_LINES = 128
+"""The blocks of rows that a program of `long_conv` on Hopper multiplies by the same blocks of a matrix of taps."""
+
+CONV_PARTS = 2
+"""The bfloat16 numbers that are a tap together there."""
+
+_CONV_BLOCK = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class HopperConvLines:
+    """How `long_conv` cuts its rows for Hopper, into blocks of 64 tokens.
+
+    Attributes:
+      b: rows.
+      blocks: of each.
+      lines: blocks of all rows, whole programs.
+      lags: distances between blocks for which there are taps.
+    """
+
+    b: int
+    blocks: int
+    lines: int
+    lags: int
+
+    @property
+    def programs(self) -> int:
+        return self.lines // CONV_LINES
+
+    def last(self, program: int) -> int:
+        """The greatest distance at which a program's lines meet a block."""
+        return min((program * CONV_LINES + CONV_LINES - 1) // self.b, self.lags - 1)
+
+
+def long_conv_hopper(b: int, t: int, w: int) -> HopperConvLines:
+    """The cut of `b` rows of `t` tokens, with `w` taps."""
+    blocks = -(-t // _CONV_BLOCK)
+    lines = -(-b * blocks // CONV_LINES) * CONV_LINES
+    return HopperConvLines(b, blocks, lines, min(blocks, -(-(min(w, t) - 1) // _CONV_BLOCK) + 1))
+
+
+def long_conv_hopper_by_products(t: int, w: int, *, packed: bool) -> bool:
+    """Whether products with `w` taps take less than Fourier transforms on Hopper; no device has measured it.
+
+    By what an H100 moves in the time of either (3.35 TB/s, 300 TFLOP/s), both passes of 8 x 2,048 tokens and 1,024
+    channels: transforms 1.3 GiB, or 5.9 with documents, for which they are made for every halving of a row. The kernels
+    have 1.3 or 1.9, and products with 64 tokens more that are met take as long as 0.2. Documents are taken to be half
+    as long as rows of 8,192.
+    """
+    blocks, lags = -(-t // _CONV_BLOCK), long_conv_hopper(1, t, w).lags
+    # A token meets so many blocks, on average over a row.
+    return lags * (2 * blocks - lags + 1) <= 2 * blocks * (64 if packed else 3) + blocks
+
+
 @dataclasses.dataclass(frozen=True)
 class RowsTile:
     """Rows and columns that are processed at once."""

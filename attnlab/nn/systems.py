@@ -56,7 +56,7 @@ class System(Module):
         *,
         implementation: str | None = None,
     ) -> tuple[Sequence, Float[Array, 'b ...'] | None]:
-        """Returns `(y, state)` for `x` in float32 or better.
+        """Returns `(y, state)`, computed in float32 or better, of which y is too.
 
         Given a state, that of the document of the first token, it goes on from it; otherwise it starts afresh and
         returns `None`. `implementation` is that of its core.
@@ -197,11 +197,12 @@ class DiagonalSystem(ModalSystem):
         *,
         implementation: str | None = None,
     ) -> tuple[Sequence, Float[Array, 'b d n'] | None]:
-        system = self.discretised(x.dtype)
+        dtype = wide_dtype(x.dtype)
+        system = self.discretised(dtype)
         y, state = _diagonal(system, x, segments, state, implementation)
         if self.C_later is None:
             return y, state
-        later = system._replace(outputs=_numbers(self.C_later, x.dtype))
+        later = system._replace(outputs=_numbers(self.C_later, dtype))
         return y + _of_later(_kernel(later, x), x, segments, implementation), None
 
     def discretised(self, dtype: DTypeLike) -> Discretised:
@@ -250,10 +251,11 @@ class DampedAverage(System):
         *,
         implementation: str | None = None,
     ) -> tuple[Sequence, Float[Array, 'b d n'] | None]:
-        taken, damped = (jax.nn.sigmoid(each[...].astype(x.dtype)) for each in (self.decay, self.damping))
-        log_transition, inputs = jnp.log1p(-taken * damped), taken * self.input[...].astype(x.dtype)
+        dtype = wide_dtype(x.dtype)
+        taken, damped = (jax.nn.sigmoid(each[...].astype(dtype)) for each in (self.decay, self.damping))
+        log_transition, inputs = jnp.log1p(-taken * damped), taken * self.input[...].astype(dtype)
         # Systems read twice the real part.
-        outputs = self.output[...].astype(x.dtype) / (2 * math.sqrt(self.output.shape[1]))
+        outputs = self.output[...].astype(dtype) / (2 * math.sqrt(self.output.shape[1]))
         return _diagonal(Discretised(log_transition, inputs, outputs), x, segments, state, implementation)
 
     def init_state(self, batch: int, dtype: DTypeLike) -> Float[Array, 'b d n']:
@@ -303,24 +305,25 @@ class LowRankSystem(ModalSystem):
         *,
         implementation: str | None = None,
     ) -> tuple[Sequence, Float[Array, 'b d n'] | None]:
-        eigenvalues, low_rank, inputs = self.scaled(x.dtype)
-        system, outputs = Bilinear.of(eigenvalues, low_rank), conjugate_parts(_numbers(self.C, x.dtype))
+        dtype = wide_dtype(x.dtype)
+        eigenvalues, low_rank, inputs = self.scaled(dtype)
+        system, outputs = Bilinear.of(eigenvalues, low_rank), conjugate_parts(_numbers(self.C, dtype))
         if state is not None and x.shape[1] == 1:
             written = parts(inputs)[None] * x[:, 0, :, None]
             state = state + system.solve(system.applied(state) + written)
             return jnp.einsum('dn,bdn->bd', outputs, state, precision='highest')[:, None], state
-        change, written = system.change(x.dtype), system.solve(parts(inputs))
+        change, written = system.change(dtype), system.solve(parts(inputs))
 
         def chunk(steps: int) -> Chunk:
             return dense_chunk(change, written, outputs, steps)
 
         if state is not None:
-            return in_chunks(chunk, x, segments, state, implementation=implementation)
+            return in_chunks(chunk, x.astype(dtype), segments, state, implementation=implementation)
         kernel = dense_kernel(change, written, outputs, max(1, x.shape[1]))
-        y = cores.long_conv(x, kernel, segments=segments, implementation=implementation)
+        y = _convolved(x, kernel, segments, implementation)
         if self.C_later is None:
             return y, None
-        kernel = dense_kernel(change, written, conjugate_parts(_numbers(self.C_later, x.dtype)), max(1, x.shape[1]))
+        kernel = dense_kernel(change, written, conjugate_parts(_numbers(self.C_later, dtype)), max(1, x.shape[1]))
         return y + _of_later(kernel, x, segments, implementation), None
 
     def scaled(self, dtype: DTypeLike) -> tuple[Complex[Array, 'd n'], Complex[Array, 'r d n'], Complex[Array, 'd n']]:
@@ -408,6 +411,7 @@ class SharedSystem(System):
         *,
         implementation: str | None = None,
     ) -> tuple[Sequence, Float[Array, 'b n'] | None]:
+        x = x.astype(wide_dtype(x.dtype))
         real = self.A_real[...].astype(x.dtype)
         real = real if self.greatest is None else jnp.minimum(real, self.greatest)
         A = jax.lax.complex(real, self.A_imag[...].astype(x.dtype))
@@ -490,6 +494,7 @@ class RingSystem(System):
         *,
         implementation: str | None = None,
     ) -> tuple[Sequence, Float[Array, 'b n'] | None]:
+        x = x.astype(wide_dtype(x.dtype))
         rate, angle, gain = (
             jnp.exp(each[...].astype(x.dtype)) for each in (self.log_rate, self.log_angle, self.log_gain)
         )
@@ -515,12 +520,20 @@ def _diagonal(
     """A diagonal system as a convolution, or from a state in chunks."""
     log_transition, inputs, outputs = system
     if state is None:
-        return cores.long_conv(x, _kernel(system, x), segments=segments, implementation=implementation), None
+        return _convolved(x, _kernel(system, x), segments, implementation), None
 
     def chunk(steps: int) -> Chunk:
         return diagonal_chunk(log_transition, inputs, outputs, steps)
 
-    return in_chunks(chunk, x, segments, state, implementation=implementation)
+    return in_chunks(chunk, x.astype(wide_dtype(x.dtype)), segments, state, implementation=implementation)
+
+
+def _convolved(
+    x: Sequence, kernel: Float[Array, 'w d'], segments: Segments | None, implementation: str | None
+) -> Sequence:
+    """The convolution in float32 or better, of x in the digits that it has: kernels multiply few of them faster."""
+    wide = wide_dtype(x.dtype)
+    return cores.long_conv(x, kernel, segments=segments, dtype=wide, implementation=implementation)
 
 
 def _kernel(system: Discretised, x: Sequence) -> Float[Array, 't d']:
@@ -534,7 +547,7 @@ def _of_later(
     """`y_t = sum_{j>0} K_{j-1} x_{t+j}` within documents: the convolution of the row from its end, a token later."""
     back = None if segments is None else jnp.flip(segments, 1)
     taps = jnp.concatenate([jnp.zeros_like(kernel[:1]), kernel[:-1]])
-    return jnp.flip(cores.long_conv(jnp.flip(x, 1), taps, segments=back, implementation=implementation), 1)
+    return jnp.flip(_convolved(jnp.flip(x, 1), taps, back, implementation), 1)
 
 
 def _scanned_back(

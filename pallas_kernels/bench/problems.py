@@ -238,7 +238,11 @@ def _long_conv(z: Sizes) -> Iterator[Problem]:
     contenders: dict[str, Contender] = {OURS: ours, 'jax.numpy.fft': transformed}
     moved = 2 * x.nbytes + kernel.nbytes
     flops = cost.long_conv(b=z.b, t=z.long, d=z.width, w=z.long).model.forward.flops
-    yield Problem('long_conv', f'b {z.b}, t {z.long}, d {z.width}', arrays, contenders, flops, moved, x.nbytes)
+    size = f'b {z.b}, t {z.long}, d {z.width}'
+    yield Problem('long_conv', size, arrays, contenders, flops, moved, x.nbytes)
+    documents = jnp.broadcast_to(jnp.arange(z.long) // (z.long // 8), (z.b, z.long))
+    packed = functools.partial(ours, segments=documents)
+    yield Problem('long_conv', f'{size}, 8 documents', arrays, {OURS: packed, **_forms(packed)}, flops, moved, x.nbytes)
 
 
 def _short_conv(z: Sizes) -> Iterator[Problem]:

@@ -34,6 +34,10 @@ CASES = {
     'rows of two groups': Case(b=9, t=140, d=1, w=140),
     'fewer taps than blocks': Case(b=1, t=2100, d=2, w=400),
     'long documents': Case(b=1, t=2100, d=1, w=2100, documents=(((1, 1000), (2, 1), (3, 1099)),)),
+    'many rows': Case(b=50, t=170, d=1, w=170),
+    'many rows, packed': Case(
+        b=29, t=300, d=1, w=200, documents=tuple(((1, 10 * row + 1), (2, 299 - 10 * row)) for row in range(29))
+    ),
     'two': Case(b=2, t=2, d=5, w=7, documents=(((1, 2),), ((1, 1), (2, 1)))),
 }
 
@@ -42,6 +46,17 @@ KERNEL = ('packed', 'transforms', 'packed transforms', 'prime', 'few taps', 'one
 
 BLOCKS = ('blocks, packed', 'transforms', 'rows of two groups', 'fewer taps than blocks', 'long documents', 'prime')
 """Those that kernels serve: of one block or several, in one product or several."""
+
+LINES = (
+    'blocks, packed',
+    'transforms',
+    'rows of two groups',
+    'long documents',
+    'prime',
+    'many rows',
+    'many rows, packed',
+)
+"""Those that kernels for Hopper serve: of one program or several."""
 
 
 def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
@@ -57,8 +72,8 @@ def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
 def real() -> dict[str, drawing.Call]:
     """Calls at model sizes, shapes only."""
 
-    def call(b: int, t: int, dtype: DTypeLike, *, packed: bool = False) -> drawing.Call:
-        sizes = {'b': b, 't': t, 'd': 1024, 'w': t}
+    def call(b: int, t: int, dtype: DTypeLike, *, w: int | None = None, packed: bool = False) -> drawing.Call:
+        sizes = {'b': b, 't': t, 'd': 1024, 'w': w or t}
         arrays = {
             'x': drawing.abstract('b t d', sizes, dtype),
             'kernel': drawing.abstract('w d', sizes, jnp.float32),
@@ -66,8 +81,10 @@ def real() -> dict[str, drawing.Call]:
         return drawing.Call(arrays, {'segments': drawing.abstract('b t', sizes, jnp.int32)} if packed else {})
 
     return {
-        'real': call(4, 8192, jnp.bfloat16),
+        't=2048, packed': call(8, 2048, jnp.bfloat16, packed=True),
         't=2048': call(8, 2048, jnp.bfloat16),
+        't=8192': call(4, 8192, jnp.bfloat16),
+        't=8192, 128 taps': call(4, 8192, jnp.bfloat16, w=128),
         't=2048, float32': call(8, 2048, jnp.float32),
         't=2048, float32, packed': call(8, 2048, jnp.float32, packed=True),
     }

@@ -90,7 +90,7 @@ def _cost_of_taps(x: jax.Array, kernel: jax.Array, runs: jax.Array | None) -> Co
 
 def _forward(here: Target, x: jax.Array, kernel: jax.Array, runs: jax.Array | None) -> jax.Array:
     if x.size == 0:
-        return x
+        return x.astype(jnp.float32)
     (b, t, d), tile, form = x.shape, _tile(x, kernel, runs), _form(x)
     marks = () if runs is None else _marks(runs, tile)
     taps = jnp.pad(kernel[:t].astype(jnp.float32), ((0, max(0, tile.lags * LANES - min(kernel.shape[0], t))), (0, 0)))
@@ -110,14 +110,16 @@ def _forward(here: Target, x: jax.Array, kernel: jax.Array, runs: jax.Array | No
         compiler_params=_PARAMETERS,
     )
     y = run(_in_blocks(x, tile, ahead=True), taps[: tile.lags * LANES].T.reshape(d, tile.lags, LANES), *marks)
-    return _in_rows(y, b, t).astype(x.dtype)
+    return _in_rows(y, b, t)
 
 
 def _backward(
     here: Target, x: jax.Array, kernel: jax.Array, runs: jax.Array | None, dy: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
+    # Beside x of few digits that of the result has as many: it is added up to one of x.
+    dy = dy.astype(x.dtype)
     back = None if runs is None else jnp.flip(runs, 1)
-    dx = jnp.flip(_forward(here, jnp.flip(dy, 1), kernel, back), 1)
+    dx = jnp.flip(_forward(here, jnp.flip(dy, 1), kernel, back), 1).astype(x.dtype)
     return dx, _taps_gradient(here, x, kernel, runs, dy)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 Convolution = Callable[[jax.Array, jax.Array, jax.Array | None], jax.Array]
-"""From x, `b t d`, kernel, `w d`, and runs, `b t`."""
+"""From x, `b t d`, kernel, `w d`, and runs, `b t`, to results in float32 at least."""
 
 Gradients = Callable[[jax.Array, jax.Array, jax.Array | None, jax.Array], tuple[jax.Array, jax.Array]]
 """From these and the gradient of the result to those of x and of kernel, in their types."""

@@ -32,7 +32,7 @@ CORES = (
 
 
 ON = {
-    'gpu': tuple(core for core in CORES if core != 'long_conv'),
+    'gpu': CORES,
     'tpu': tuple(core for core in CORES if core != 'short_conv'),
 }
 """Those that have a kernel for a platform."""

@@ -64,18 +64,46 @@ def test_the_kernel_for_tpus_is_the_reference(name, dtype, comparison):
     comparison.check(long_conv, name, call, case.t, implementation='mosaic_tpu', kernel=case.b * case.t)
 
 
-def test_documents_are_apart_to_the_last_bit_in_the_kernel_for_tpus():
-    call = cases.call('blocks, packed')
+@pytest.mark.parametrize('form', ['mosaic_tpu', 'mosaic_gpu'])
+def test_documents_are_apart_to_the_last_bit_in_kernels(form):
+    call = cases.call('blocks, packed', jnp.bfloat16 if form == 'mosaic_gpu' else jnp.float32)
     x, kernel, segments = call.arrays['x'], call.arrays['kernel'], call.options['segments']
     changed = x.at[0, :100].add(1e6).at[1, 130].set(-1e6)
-    with target.compiling_for(target.interpreted('mosaic_tpu')):
-        run = jax.jit(lambda x: long_conv(x, kernel, segments=segments, implementation='mosaic_tpu'))
+    with target.compiling_for(target.interpreted(form)):
+        run = jax.jit(lambda x: long_conv(x, kernel, segments=segments, implementation=form))
         before, after = np.asarray(run(x)), np.asarray(run(changed))
     np.testing.assert_array_equal(before[0, 100:], after[0, 100:])
     for unseen in (slice(0, 130), slice(255, 300)):
         np.testing.assert_array_equal(before[1, unseen], after[1, unseen])
     assert (before[1, 130:255] != after[1, 130:255]).all()
     np.testing.assert_array_equal(before[2], after[2])
+
+
+@pytest.mark.parametrize(
+    'name', ['blocks, packed', *(pytest.param(name, marks=pytest.mark.slow) for name in cases.LINES[1:])]
+)
+def test_the_kernels_for_hopper_are_the_reference(name, comparison):
+    case = cases.CASES[name]
+    call = cases.call(name, jnp.bfloat16)
+    comparison.check(long_conv, name, call, case.t, implementation='mosaic_gpu', kernel=case.b * case.t)
+
+
+def test_taps_keep_sixteen_bits_on_hopper():
+    """Those of bfloat16 are all one here, and differences of neighbours nothing."""
+    kernel = 1 + 2.0**-12 * jnp.arange(100)[:, None]
+    x = jnp.zeros((1, 100, 1), jnp.bfloat16).at[0, :2, 0].set(jnp.array([1, -1]))
+    with target.compiling_for(target.interpreted('mosaic_gpu')):
+        y = long_conv(x, kernel, implementation='mosaic_gpu')
+    np.testing.assert_array_equal(y[0, 1:, 0], np.full(99, 2.0**-12))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures('watched_for_races')
+@pytest.mark.parametrize('name', ['blocks, packed', 'rows of two groups', 'many rows, packed'])
+def test_no_copy_races_what_is_read_on_hopper(name, comparison):
+    case = cases.CASES[name]
+    call = cases.call(name, jnp.bfloat16)
+    comparison.check(long_conv, name, call, case.t, implementation='mosaic_gpu', kernel=case.b * case.t)
 
 
 def shapes(b, t, d, w, dtype):
@@ -97,6 +125,36 @@ def test_what_the_kernel_for_tpus_does_not_serve(call, packed, message):
     with target.compiling_for(target.TPU_V5E), dispatch.ledger() as entries:
         jax.eval_shape(lambda x, kernel: long_conv(x, kernel), *call)
     assert entries[0].implementation == 'xla'
+
+
+@pytest.mark.parametrize(
+    ('call', 'packed', 'message'),
+    [
+        (shapes(8, 300, 2, 300, jnp.float32), True, 'x has type float32; expected bfloat16'),
+        (shapes(8, 300, 2, 300, jnp.float16), True, 'x has type float16; expected bfloat16'),
+        (shapes(1, 100, 2, 16, jnp.bfloat16), False, '16 taps; up to 16 are a sum of shifted rows'),
+        (shapes(8, 385, 2, 385, jnp.bfloat16), False, 't is 385, with 385 taps; Fourier transforms take less'),
+        (shapes(8, 8193, 2, 8193, jnp.bfloat16), True, 't is 8193, with 8193 taps; Fourier transforms take less'),
+        (shapes(8, 384, 65536, 384, jnp.bfloat16), False, 'the grid is channel=65536'),
+    ],
+)
+def test_what_the_kernels_for_hopper_do_not_serve(call, packed, message):
+    x, kernel = call
+    segments = jax.ShapeDtypeStruct(x.shape[:2], jnp.int32) if packed else None
+    with target.compiling_for(target.H100), pytest.raises(NotImplementedError, match=message):
+        jax.eval_shape(
+            lambda *call: long_conv(*call[:2], segments=call[2], implementation='mosaic_gpu'), *call, segments
+        )
+    with target.compiling_for(target.H100), dispatch.ledger() as entries:
+        jax.eval_shape(lambda x, kernel, segments: long_conv(x, kernel, segments=segments), x, kernel, segments)
+    assert entries[0].implementation == 'xla'
+
+
+@pytest.mark.parametrize('name', ['t=2048, packed', 't=8192, 128 taps'])
+def test_the_kernels_for_hopper_lower(name, lowered_for_gpu):
+    lowered = lowered_for_gpu(long_conv, cases.real()[name])
+    assert [entry[:3] for entry in lowered.entries] == [('long_conv', 'mosaic_gpu', ())]
+    assert lowered.kernels() == 3
 
 
 def test_long_rows_that_the_kernel_for_tpus_serves():
@@ -164,7 +222,7 @@ def test_no_tokens_and_the_type_of_x(implementation):
         ({'kernel': jnp.zeros((3, 5), jnp.complex64)}, TypeError, 'kernel has type complex64'),
         ({'segments': jnp.zeros((2, 3))}, TypeError, 'segments has type float32'),
         ({'implementation': 'mosaic_tpu'}, NotImplementedError, "'mosaic_tpu' cannot serve: the platform is cpu"),
-        ({'implementation': 'mosaic_gpu'}, NotImplementedError, 'this version has no mosaic_gpu form of long_conv'),
+        ({'implementation': 'mosaic_gpu'}, NotImplementedError, "'mosaic_gpu' cannot serve: the platform is cpu"),
     ],
 )
 def test_errors(arguments, error, message):
@@ -204,6 +262,19 @@ def test_the_kernel_for_tpus_costs_its_products():
     assert packed.forward.flops == 5 * (one + 8 * 3 * 8) * 2 * 128 * 128
 
 
+def test_the_kernels_for_hopper_cost_their_products():
+    # 9 rows of 5 blocks are one program, whose last lines meet blocks 4 before; 3 of 43, with taps of 19 lags, are two.
+    for b, t, w, tiles, lags, summed in ((9, 300, 300, 2, 4, 4 * 2), (3, 2700, 1100, 4, 18 + 18, 18 * 4)):
+        call = cost.long_conv(b=b, t=t, d=5, w=w, implementation='mosaic_gpu').executed
+        product = 5 * 2 * 64**3
+        convolved = tiles + 2 * lags
+        assert call.forward.flops == 2 * convolved * product
+        found = call.backward.flops - call.forward.flops
+        assert found == (tiles + summed) * product
+        packed = cost.long_conv(b=b, t=t, d=5, w=w, packed=True, implementation='mosaic_gpu').executed
+        assert packed.forward.flops - call.forward.flops == 2 * 6 * tiles * product
+
+
 def test_float16_costs_the_products_of_float32_on_a_tpu():
     """It is widened, and its taps are no two numbers."""
     done = {}
@@ -215,7 +286,8 @@ def test_float16_costs_the_products_of_float32_on_a_tpu():
     assert done[jnp.float16] == done[jnp.float32] == done[jnp.bfloat16] // 2
 
 
-def test_the_portable_form_serves_where_there_is_no_kernel():
-    call = cases.real()['real']
-    with target.compiling_for(target.H100):
+def test_the_portable_form_serves_where_transforms_take_less():
+    call = cases.real()['t=8192']
+    with target.compiling_for(target.H100), dispatch.ledger() as entries:
         assert jax.eval_shape(long_conv, **call.arrays).dtype == jnp.bfloat16
+    assert entries[0].implementation == 'xla'

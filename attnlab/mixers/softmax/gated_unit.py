@@ -13,7 +13,6 @@ from attnlab.context import Context
 from attnlab.functional.attend import attend, look
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
 from attnlab.functional.needed import of_pairs
-from attnlab.functional.precision import wide_dtype
 from attnlab.functional.reach import Reach
 from attnlab.functional.recomputed import gated, recomputed
 from attnlab.functional.recurrences import carried, no_segment
@@ -169,9 +168,9 @@ class Mega(Mixer):
         self.output = Linear(value_dim, dim, axes=('heads', 'embed'), rngs=rngs)
 
     def __call__(self, x: Sequence, ctx: Context, state: MegaState | None = None) -> tuple[Sequence, MegaState | None]:
-        segments, wide = ctx.segments_or_ones(), x.astype(wide_dtype(x.dtype))
+        segments = ctx.segments_or_ones()
         before = None if state is None else carried(state.average, segments, state.segment)
-        average, after = self.average(wide, ctx.segments, before, implementation=self.implementation)
+        average, after = self.average(x, ctx.segments, before, implementation=self.implementation)
         splits = (self.dim, self.dim + self.key_dim, self.dim + self.key_dim + self.value_dim)
         mixed = averaged(average, x, self.direct[...]).astype(x.dtype)
         update, z, r, own = jnp.split(self.mixed(mixed), splits, axis=-1)

@@ -141,9 +141,9 @@ class SparseGatedUnit(Mixer):
     def __call__(
         self, x: Sequence, ctx: Context, state: SparseState | None = None
     ) -> tuple[Sequence, SparseState | None]:
-        segments, wide = ctx.segments_or_ones(), x.astype(wide_dtype(x.dtype))
+        segments, wide = ctx.segments_or_ones(), wide_dtype(x.dtype)
         before = None if state is None else carried(state.average, segments, state.segment)
-        average, after = self.average(wide, ctx.segments, before, implementation=self.implementation)
+        average, after = self.average(x, ctx.segments, before, implementation=self.implementation)
         m = averaged(average, x, self.direct[...])
         runs = jnp.cumsum(document_starts(segments), axis=1, dtype=jnp.int32)
         confidence, wanted = self.choose(m)
@@ -170,7 +170,7 @@ class SparseGatedUnit(Mixer):
             known = jnp.concatenate([held, chosen.runs], axis=1)
             k = jnp.concatenate([state.keys[:, :, None].astype(x.dtype), k], axis=1)
             v = jnp.concatenate([state.values[:, :, None].astype(x.dtype), v], axis=1)
-            read = attention(q, k, v, causal=False, bias=self._bias(chosen.runs, known, wide.dtype))
+            read = attention(q, k, v, causal=False, bias=self._bias(chosen.runs, known, wide))
             # The newest tokens stand behind those known before, and empty slots behind them.
             newest = jnp.sum(active, axis=1, dtype=jnp.int32)[:, None] + jnp.arange(self.window)[None]
             state = state._replace(

@@ -211,7 +211,8 @@ class SelectiveSystem(SelectiveMaps, System):
         *,
         implementation: str | None = None,
     ) -> tuple[Sequence, Float[Array, 'b d n'] | None]:
-        y, after = self.scan(x, segments, state, implementation=implementation)
+        wide = x.astype(wide_dtype(x.dtype))
+        y, after = self.scan(wide, segments, state, implementation=implementation)
         return y, None if state is None else after
 
     def init_state(self, batch: int, dtype: DTypeLike) -> Float[Array, 'b d n']:

@@ -69,7 +69,7 @@ class StructuredSSM(Mixer):
     ) -> tuple[Sequence, StructuredState | None]:
         wide = x.astype(wide_dtype(x.dtype))
         before = None if state is None else carried(state.memory, ctx.segments_or_ones(), state.segment)
-        y, after = self.system(wide, ctx.segments, before, implementation=self.implementation)
+        y, after = self.system(x, ctx.segments, before, implementation=self.implementation)
         if after is not None:
             state = StructuredState(after, ctx.segments_or_ones()[:, -1])
         y = y + self.D[...].astype(y.dtype)[None, None] * wide
