@@ -47,7 +47,7 @@ KERNEL = ('packed', 'transforms', 'packed transforms', 'prime', 'few taps', 'one
 BLOCKS = ('blocks, packed', 'transforms', 'rows of two groups', 'fewer taps than blocks', 'long documents', 'prime')
 """Those that kernels serve: of one block or several, in one product or several."""
 
-LINES = (
+HOPPER = (
     'blocks, packed',
     'transforms',
     'rows of two groups',

@@ -116,7 +116,7 @@ def _forward(here: Target, x: jax.Array, kernel: jax.Array, runs: jax.Array | No
 def _backward(
     here: Target, x: jax.Array, kernel: jax.Array, runs: jax.Array | None, dy: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    # Beside x of few digits that of the result has as many: it is added up to one of x.
+    # Sums of these are rounded to the type of x, so that they need no more digits than it has.
     dy = dy.astype(x.dtype)
     back = None if runs is None else jnp.flip(runs, 1)
     dx = jnp.flip(_forward(here, jnp.flip(dy, 1), kernel, back), 1).astype(x.dtype)

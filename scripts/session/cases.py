@@ -17,6 +17,7 @@ CORES = (
     'selective_scan',
     'linear_scan',
     'short_conv',
+    'long_conv',
     'softmax',
     'cross_entropy',
     'softmax_topk',

@@ -80,7 +80,7 @@ def test_documents_are_apart_to_the_last_bit_in_kernels(form):
 
 
 @pytest.mark.parametrize(
-    'name', ['blocks, packed', *(pytest.param(name, marks=pytest.mark.slow) for name in cases.LINES[1:])]
+    'name', ['blocks, packed', *(pytest.param(name, marks=pytest.mark.slow) for name in cases.HOPPER[1:])]
 )
 def test_the_kernels_for_hopper_are_the_reference(name, comparison):
     case = cases.CASES[name]

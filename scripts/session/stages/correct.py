@@ -109,4 +109,4 @@ def _module(core: str) -> Any:
 def _named(core: str) -> tuple[str, ...]:
     """The cases that every kernel of a core serves."""
     module = _module(core)
-    return (*module.KERNEL, *getattr(module, 'VECTOR', ()))
+    return (*getattr(module, 'HOPPER', module.KERNEL), *getattr(module, 'VECTOR', ()))
