@@ -488,8 +488,7 @@ def long_conv(
     Backward as much for each of the two gradients. The reference takes no transforms, nor does the portable form for
     short rows or few taps; with documents it has transforms for every halving of the row. Backward makes them again.
     `result` is the size of a result's number, if not that of an input's. `in_parts` are taps that the kernel for TPUs
-    multiplies as two numbers, beside x of bfloat16. Kernels count a row of
-    documents as one.
+    multiplies as two numbers, beside x of bfloat16. Kernels count a row of documents as one.
     """
     pairs = visible_pairs(t, t, causal=True, window=w)
     direct, transforms = 2 * b * d * pairs, _transforms(b, 2 * t, d)

@@ -467,7 +467,7 @@ def long_conv_hopper_by_products(t: int, w: int, *, packed: bool) -> bool:
 
     By what an H100 moves in the time of either (3.35 TB/s, 300 TFLOP/s), both passes of 8 x 2,048 tokens and 1,024
     channels: transforms 1.3 GiB, or 5.9 with documents, for which they are made for every halving of a row. The kernels
-    have 1.3 or 1.9, and products with 64 tokens more that are met take as long as 0.2. Documents are taken to be half
+    have 1.3 or 2.0, and products with 64 tokens more that are met take as long as 0.2. Documents are taken to be half
     as long as rows of 8,192.
     """
     blocks, lags = -(-t // _CONV_BLOCK), long_conv_hopper(1, t, w).lags

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import cost, tiling
 from pallas_kernels.cost import Cost, Passes
-from pallas_kernels.long_conv.vjp import Convolution, differentiable
+from pallas_kernels.long_conv.vjp import Convolution, reversible
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import NAMED_LAYOUTS, TILE, iota, shared_tile, swizzled, zeros
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.mosaic_gpu.products_sm90 import accumulate, multiply
@@ -79,7 +79,7 @@ def refusal(here: Target, x: jax.Array, kernel: jax.Array, segments: jax.Array |
 @functools.lru_cache
 def form(here: Target) -> Convolution:
     """The differentiable form for a device."""
-    return differentiable(functools.partial(_forward, here), functools.partial(_backward, here))
+    return reversible(functools.partial(_forward, here), functools.partial(_taps_gradient, here))
 
 
 class _Marks(NamedTuple):
@@ -311,16 +311,6 @@ def _forward(here: Target, x: jax.Array, kernel: jax.Array, runs: jax.Array | No
         compiler_params=NAMED_LAYOUTS,
     )(*operands)
     return _rows(y, cut, t)
-
-
-def _backward(
-    here: Target, x: jax.Array, kernel: jax.Array, runs: jax.Array | None, dy: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    # Sums of these are rounded to the type of x, so that they need no more digits than it has.
-    dy = dy.astype(x.dtype)
-    back = None if runs is None else jnp.flip(runs, 1)
-    dx = jnp.flip(_forward(here, jnp.flip(dy, 1), kernel, back), 1).astype(x.dtype)
-    return dx, _taps_gradient(here, x, kernel, runs, dy)
 
 
 def _taps_gradient(here: Target, x: jax.Array, kernel: jax.Array, runs: jax.Array | None, dy: jax.Array) -> jax.Array:

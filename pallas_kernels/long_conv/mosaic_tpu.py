@@ -25,7 +25,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import cost, tiling
 from pallas_kernels.cost import Cost, Passes
-from pallas_kernels.long_conv.vjp import Convolution, differentiable
+from pallas_kernels.long_conv.vjp import Convolution, reversible
 from pallas_kernels.matrix_state.products import EXACT, PARTS, Form, multiply, parts_of
 from pallas_kernels.mosaic_tpu import launch
 from pallas_kernels.target import Target
@@ -53,7 +53,7 @@ def refusal(here: Target, x: jax.Array, kernel: jax.Array, segments: jax.Array |
 @functools.lru_cache
 def form(here: Target) -> Convolution:
     """The differentiable form for a device."""
-    return differentiable(functools.partial(_forward, here), functools.partial(_backward, here))
+    return reversible(functools.partial(_forward, here), functools.partial(_taps_gradient, here))
 
 
 def _form(x: jax.Array) -> Form:
@@ -111,16 +111,6 @@ def _forward(here: Target, x: jax.Array, kernel: jax.Array, runs: jax.Array | No
     )
     y = run(_in_blocks(x, tile, ahead=True), taps[: tile.lags * LANES].T.reshape(d, tile.lags, LANES), *marks)
     return _in_rows(y, b, t)
-
-
-def _backward(
-    here: Target, x: jax.Array, kernel: jax.Array, runs: jax.Array | None, dy: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    # Sums of these are rounded to the type of x, so that they need no more digits than it has.
-    dy = dy.astype(x.dtype)
-    back = None if runs is None else jnp.flip(runs, 1)
-    dx = jnp.flip(_forward(here, jnp.flip(dy, 1), kernel, back), 1).astype(x.dtype)
-    return dx, _taps_gradient(here, x, kernel, runs, dy)
 
 
 def _taps_gradient(here: Target, x: jax.Array, kernel: jax.Array, runs: jax.Array | None, dy: jax.Array) -> jax.Array:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 Convolution = Callable[[jax.Array, jax.Array, jax.Array | None], jax.Array]
 """From x, `b t d`, kernel, `w d`, and runs, `b t`, to results in float32 at least."""
@@ -32,6 +33,21 @@ def differentiable(forward: Convolution, backward: Gradients) -> Convolution:
 
     long_conv.defvjp(save, pull)
     return long_conv
+
+
+def reversible(forward: Convolution, taps_gradient: Callable[..., jax.Array]) -> Convolution:
+    """Returns the convolution of a kernel, the gradient of x being that of rows from their ends.
+
+    `taps_gradient` has the arguments of `Gradients`. Sums of gradients of the result are rounded to the type of x, so
+    that they need no more digits than it has.
+    """
+
+    def backward(x: jax.Array, kernel: jax.Array, runs: jax.Array | None, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
+        dy, back = dy.astype(x.dtype), None if runs is None else jnp.flip(runs, 1)
+        dx = jnp.flip(forward(jnp.flip(dy, 1), kernel, back), 1).astype(x.dtype)
+        return dx, taps_gradient(x, kernel, runs, dy)
+
+    return differentiable(forward, backward)
 
 
 def recomputed(forward: Convolution) -> Convolution:
